@@ -15,4 +15,4 @@ def main() -> NoReturn:
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # not sys.exit, because a signal could interrupt it; everything is closed
+    os._exit(code)  # not sys.exit, which a signal could interrupt; nothing is left to close

@@ -40,14 +40,14 @@ from paceline.links.files import limits, read_file
 
 logger = logging.getLogger(__name__)
 
-Contents = Mapping[str, Tensor] | Json  # tensors for NAME.safetensors, a value for NAME.json
+Contents = Mapping[str, Tensor] | Json  # tensors of NAME.safetensors, or the value of NAME.json
 _TENSORS, _JSON = ".safetensors", ".json"
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; `is_newer` is False if the folder's name ends in `.old`."""
+    """A checkpoint folder; `is_newer`: whether it is the step's new folder, not its `.old` one."""
 
     step: int
     is_newer: bool
@@ -161,7 +161,7 @@ class CheckpointFolder:
         return None
 
     def _found(self) -> list[_Found]:
-        """Return all checkpoints, including damaged and replaced ones, newest last."""
+        """Return all checkpoints, including damaged and `.old` ones, newest last."""
         named = [(path, _NAME.fullmatch(path.name)) for path in self._paths()]
         return sorted(_Found(int(one[1]), not one[2], path) for path, one in named if one)
 

@@ -31,7 +31,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 def dumps(what: str, value: Json) -> bytes:
     """Encode a value as JSON.
 
-    Raises InvalidInput for an unsupported value; the error locates the value as `what`.KEY[INDEX].
+    Raises InvalidInput for an unsupported value; the error names its place as WHAT.KEY[INDEX].
     """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 

@@ -90,7 +90,7 @@ def read(folder: Path) -> Manifest:
         fields = read_json(text, MANIFEST)
     except InvalidInput as error:
         raise Damaged(f"{MANIFEST} {error.problem}") from None
-    del fields["crc32"]  # the last line of the text has this key
+    del fields["crc32"]  # checked above; not a field of `Manifest`
     version = fields.get("format_version")
     if type(version) is int and version > _FORMAT:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"

@@ -27,7 +27,7 @@ from paceline.links.devices import Device, device_of
 
 logger = logging.getLogger(__name__)
 
-_MAX_DIFFERENCES = 3  # most differences listed in one error
+_MAX_DIFFERENCES = 3  # maximum number of differences listed in one error
 # Where an optimizer's tensor is stored: on its parameter's device, or in host memory.
 _PARAMETER, _HOST = "parameter", "host"
 _TWISTER = "MT19937"
@@ -46,8 +46,8 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load the tensors that `module_state` returned; names, shapes and types must be equal."""
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
-    # Put the saved tensors into the dict that state_dict() returns, because load_state_dict also
-    # reads the layers' versions from this dict, and because the layers' hooks may expect it.
+    # Put the saved tensors into the dict that state_dict() returns, not into a new dict: only the
+    # former has the layers' versions, which load_state_dict and the layers' hooks may read.
     state = module.state_dict()
     for name, (_, first) in named.items():
         state[name] = tensors[first]
@@ -67,7 +67,8 @@ def check_same(
 ) -> None:
     """Raise InvalidInput unless `wanted` (the run's items) equals `found` (the checkpoint's items).
 
-    `field`: the beginning of the error. `what`: what an item is called in errors, such as "tensor".
+    `field`: the subject of the error, such as "model". `what`: what the error calls an item, such
+    as "tensor".
     """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
@@ -106,7 +107,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """The plain values of a dict; `tensors`: for each tensor its place, _PARAMETER or _HOST."""
+    """A dict's plain values, and for each tensor in the dict its place, _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -171,7 +172,7 @@ def _parted(
 ) -> _Values:
     """Return the plain values of a dict; add its tensors to `tensors` as PREFIX/KEY.
 
-    Tensors on another device than `device` are marked as stored in host memory.
+    In the result, the place of a tensor on `device` is _PARAMETER, and of any other tensor _HOST.
     """
     plain, places = {}, {}
     for key, value in values.items():

@@ -29,7 +29,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNMENT = 8  # the first tensor in a file begins at a multiple of 8 bytes
+_ALIGNMENT = 8  # the header is padded so that the tensors begin at a multiple of 8 bytes
 _PIECE_NBYTES = 1 << 20
 
 

@@ -39,7 +39,7 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # Step of the last checkpoint begun; whether a warning of a skipped one was logged since.
+        # Step of the last checkpoint begun; whether a skipped checkpoint was reported after it.
         self._step, self._has_warned = 0, False
 
     def save(
@@ -53,10 +53,10 @@ class BackgroundWriter:
         """Copy the state after a step, and begin to write its checkpoint.
 
         Tensor `FILE/NAME` is stored as NAME in FILE.safetensors; JSON part NAME is stored in
-        NAME.json. If an earlier checkpoint is still being written, the new checkpoint is skipped,
-        with a warning. But if `wait` is true, `save` waits until both checkpoints are written. If
-        writing fails, for example on a full disk, a warning is logged, and training continues.
-        Raises InvalidInput for an unsupported value.
+        NAME.json. If an earlier checkpoint is still being written, the new one is skipped with a
+        warning. But if `wait` is true, `save` returns only after both are written. If writing
+        fails, for example on a full disk, a warning is logged, and training continues. Raises
+        InvalidInput for an unsupported value.
         """
         self.poll()
         if self.is_writing and not wait:

@@ -226,8 +226,8 @@ class RowExchange:
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Send the number of non-finite values in all rows to each rank, so that all ranks raise
-        # NonFinite, including those whose rows are finite.
+        # Tell each rank how many values of this rank are non-finite, in the rows for any rank: so
+        # all ranks raise NonFinite, including those that receive only finite rows.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
@@ -295,7 +295,9 @@ def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     if dist.is_initialized():
         return dist.get_process_group_ranks(group or dist.group.WORLD)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InvalidInput("group", "requires torch.distributed.init_process_group")
+        raise InvalidInput(
+            "group", "requires torch.distributed.init_process_group, because WORLD_SIZE > 1"
+        )
     return [0]
 
 

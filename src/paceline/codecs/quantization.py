@@ -47,8 +47,8 @@ FOUR_BIT_TABLES: dict[str, list[float]] = {
 class QuantizationTable:
     """The magnitudes that a type can encode: float32, ascending, from 0 to at most 1.
 
-    Code i stands for magnitudes[i], and code `most` + i for -magnitudes[i]. `most` is 128 for an
-    8-bit type, and 8 for a 4-bit type.
+    `most`: the largest possible number of magnitudes, 128 for an 8-bit type and 8 for a 4-bit type.
+    Code i stands for magnitudes[i], and code `most` + i for -magnitudes[i].
     """
 
     name: str
@@ -99,7 +99,7 @@ class EncodedBlocks(NamedTuple):
 
 @cache
 def table(name: str) -> QuantizationTable:
-    """Return the table of the type `name`, such as "dynamic8", which always contains zero."""
+    """Return the table of the type `name`, such as "dynamic8"; every table contains zero."""
     magnitudes, most = (TABLES[name], 128) if name in TABLES else (FOUR_BIT_TABLES[name], 8)
     rounded = np.array(magnitudes, dtype=np.float32)
     nonzero = np.unique(rounded[rounded > 0]).tolist()
@@ -127,7 +127,7 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
 
 
 def decode(encoded: EncodedBlocks) -> Tensor:
-    """Return each code's value times its block's scale, float32 [count]; a code takes a byte."""
+    """Decode codes, one per byte, to float32 [count]: each code's value times its block's scale."""
     codes, scales, block_size, table = encoded
     values = table.values.to(codes.device)[codes.long()]
     return (in_blocks(values, block_size) * scales.unsqueeze(1)).flatten()[: len(codes)]

@@ -20,9 +20,9 @@ from paceline.links.devices import device_of
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
 _NOTHING = tl.constexpr(2.0**-30)  # so small a quotient that every table encodes it as zero
 _NUM_THRESHOLDS = tl.constexpr(7)  # thresholds between the 8 magnitudes of a 4-bit type
-COLUMNS = 1024  # values per tile; more only if one program computes the scale of a longer block
+COLUMNS = 1024  # values per tile; more if a single program computes the scale of a longer block
 MOST_COLUMNS = 8192  # longest block whose scale is computed by a single program
-# Decoding: 4 values per thread, in one access of 16 bytes. Encoding: 8, to amortise the set-up.
+# A thread decodes 4 values, in one access of 16 bytes, and encodes 8, to amortise its set-up.
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 

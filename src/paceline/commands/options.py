@@ -43,7 +43,7 @@ Config = Annotated[
         hidden=True,
     ),
 ]
-_TABLES = ("options", "optimizer_options")  # settings with a repeatable option, FIELD=VALUE
+_TABLES = ("options", "optimizer_options")  # dicts; their options, FIELD=VALUE, can be repeated
 # Settings that have no option of their own; --strategy-option NAME=VALUE sets them.
 _RARE = ("lighthouse", "worker_ids", "exchange_alone")
 # Panels of the help, in their order; options without a panel come first.
@@ -148,7 +148,7 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Give `called` what typer reads: name and help of `command`, `parameters`, and --config."""
+    """Set what typer reads of `called`: `parameters`, --config, and `command`'s name and help."""
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]
@@ -217,7 +217,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
-    """Format a field's default, and the defaults with which strategies replace that default."""
+    """Format a field's default for the help, then the different defaults of some strategies."""
     named = {one.name: one.options.defaults for one in strategies}
     own = {of: defaults[name] for of, defaults in named.items() if name in defaults}
     usual = field.default

@@ -45,7 +45,11 @@ def hub(
     *,
     parent: Annotated[
         str | None,
-        option("URL", "Parent hub to work for, such as tcp://10.0.0.1:5555?worker=0&keys=FOLDER."),
+        option(
+            "URL",
+            "Parent hub to work for, and this hub's index among its workers, such as "
+            "tcp://10.0.0.1:5555?worker=0&keys=FOLDER.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OF_HUBS = ("listen", "keys", "run_name", "wait_s")
 _RARE = ("run_name", "wait_s")
-# Modules that the fork server imports once for all workers; they import torch's compiler, too.
+# The fork server imports these modules, and with them torch's compiler, once for all workers.
 _IMPORTED = ("paceline.runs.launching", "paceline.exchange.synchronized")
 
 

@@ -29,7 +29,7 @@ def probe(
     force: Annotated[bool, option("", "Replace an existing file.", "--force")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine, and write a machine file: layers, memory, links, codecs."""
+    """Measure this machine's speed (layers, memory, links, codecs), and write a machine file."""
     from paceline.studies.probe.probe_ranks import probe_machine, probe_settings
 
     how = {"force": force, "as_json": as_json}
@@ -112,7 +112,7 @@ def _compare_losses(
 ) -> None:
     """Print tables of runs' losses and updates; write them to the HTML file `page`, if given.
 
-    `are_steps`: whether the runs' steps were printed before; then no losses are printed as JSON.
+    `are_steps`: whether the runs' steps were compared before; if so, prints no second JSON line.
     """
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page

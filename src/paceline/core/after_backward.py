@@ -22,9 +22,9 @@ class AfterBackward:
     """Seconds of a step's backward pass and gradient exchange.
 
     `backward_s`: the backward pass (in the paper: T_BP). `sync_s`: synchronisations of the GPU with
-    its host (in the paper: the sum of t_as). `left_s`: from the end of backward to the weight
-    update. `total_s`: from the start of backward to the weight update (T or T'). `exchange_s`: time
-    during which any exchange runs. `hidden_s`: the part of `exchange_s` before backward ends.
+    its host (in the paper: the sum of t_as). `total_s`: from the start of backward to the weight
+    update (T or T'). `left_s`: its part after backward. `exchange_s`: time during which any
+    exchange runs. `hidden_s`: its part before backward ends.
     """
 
     backward_s: float

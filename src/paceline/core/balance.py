@@ -21,7 +21,7 @@ def apportion(
         for speed, bound in zip(exact, most or [None] * len(exact), strict=True)
     ]
     if sum(able) < num_samples:
-        raise ValueError(f"most: must sum to at least {num_samples} samples (got {able})")
+        raise ValueError(f"most: limits must sum to at least {num_samples} samples (got {able})")
     # A worker whose share would exceed its limit gets the limit; the others divide the rest.
     full: set[int] = set()
     while True:
@@ -44,9 +44,9 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_TOLERANCE = 0.05  # smallest relative gain in step time for which shares change at first
-_LEAST_PART = 0.4  # long intervals reduce the tolerance, but not below this times `_TOLERANCE`
-_REGAINED = 0.99  # multiplies the seconds per sample of a rank without samples at each `record`
+_TOLERANCE = 0.05  # at first, shares change only if a step becomes shorter by more than this ratio
+_LEAST_PART = 0.4  # with longer intervals the tolerance shrinks, down to this times `_TOLERANCE`
+_REGAINED = 0.99  # each `record` multiplies the seconds per sample of ranks without samples by this
 
 
 class Balance:
@@ -54,7 +54,7 @@ class Balance:
 
     `shares`: each rank's number of samples, equal at first; the caller may set other numbers.
     `most`: the largest number that each rank's memory allows. Every `interval` steps the caller
-    passes each rank's seconds per sample to `record`. This method changes the shares only if the
+    passes each rank's seconds per sample to `record`. `record` changes the shares only if the
     slowest rank would finish earlier by more than a tolerance, so that noise does not change them.
     The tolerance shrinks as `interval` grows, because longer measurements have less noise. Shares
     need several calls to converge, because fixed costs make seconds per sample depend on the share.

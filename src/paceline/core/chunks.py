@@ -1,7 +1,7 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
 Searches run during training, and measure the time of steps (Le et al. 2018, sections 4.1 and 4.2).
-They try only sizes below the number of layers: with any larger size, as with size 1, every layer is
+They try only sizes below the number of layers. From that number on, as with size 1, every layer is
 a chunk (see `chunks`).
 """
 
@@ -15,9 +15,9 @@ from typing import NamedTuple
 def chunks(num_layers: int, size: int) -> list[range]:
     """Group layers into chunks of `size`; layers whose gradients come last stay single.
 
-    Layers are numbered from 0 in the order in which backward computes their gradients. The single
-    layers are the remainder of `num_layers` / `size` or, without a remainder, the last `size`
-    layers. No computation hides the last exchanges, so their chunks are small.
+    Layers are numbered from 0 in the order in which backward computes their gradients. The last
+    `num_layers` % `size` layers stay single or, if there is no remainder, the last `size` layers.
+    No computation hides the last exchanges, so their chunks are small.
     """
     whole = num_layers // size - (1 if num_layers % size == 0 else 0)
     together = [range(i * size, (i + 1) * size) for i in range(whole)]
@@ -28,7 +28,7 @@ _STRIDE = 3  # a search first measures every third candidate size
 
 
 class Trial(NamedTuple):
-    """A measured chunk size, with predicted (or None) and measured seconds per step."""
+    """A tried chunk size, its predicted seconds per step (None: unknown), and the measured ones."""
 
     chunk: int
     predicted_s: float | None
@@ -90,7 +90,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Carry out lines 8 to 24 of Algorithm 1; if line 8 ends the search, ignore `seconds`."""
+        """Carry out lines 8 to 24 of Algorithm 1; beyond the search's range, ignore `seconds`."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -145,7 +145,7 @@ class LearnedSearch(PredictedSearch):
     def __init__(self, num_layers: int, interval: int = 10, learning: int = 3) -> None:
         super().__init__({1: 0.0}, learning)
         self._num_layers, self._after = num_layers, interval
-        self._times: list[Sequence[ChunkTimes]] | None = []  # None after these steps
+        self._times: list[Sequence[ChunkTimes]] | None = []  # None after the learning steps
         self.done = num_layers == 1
 
     def record(self, seconds: float, times: Sequence[ChunkTimes] = ()) -> None:
@@ -171,7 +171,7 @@ def predict(
 
     `steps`: chunk times of steps in which every layer was a chunk. `step_s`: duration of such a
     step, returned for all sizes if `steps` is empty. Assumes that chunks are exchanged one after
-    another, and that a step becomes longer by the delay of its last sum.
+    another. If the last sum is ready later, the step is assumed to become longer by this delay.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

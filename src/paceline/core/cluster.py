@@ -23,11 +23,11 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Maximum number of workers whose tasks are planned individually, which takes about 5 s. The second
-# limit is for strategies in which all workers do the same, if workers do not fill all nodes: such
-# strategies may plan many chunk sizes.
+# Maximum number of workers if each worker's tasks are planned, which takes about 5 s. The second
+# limit is for strategies that need one node's tasks only, when workers fill all nodes. If they do
+# not, such a strategy may plan all workers' tasks for many chunk sizes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # planned members of each switch: two suffice to include every kind of route
+_KINDS = 2  # members that a switch has in a plan: two suffice for every kind of route
 
 
 class Level(Fact):
@@ -35,9 +35,9 @@ class Level(Fact):
 
     On the first level the members are nodes; on other levels they are switches of the level below.
     A member has one link to its switch, which all nodes below the member share. The link's rate in
-    each direction is `bandwidth_bytes_per_s` / `oversubscription`. `oversubscription`: ratio of the
-    rate at which a switch's members can send to the rate at which the switch forwards. `share`,
-    `latency_s`, `rails` and `rdma`: as in `Link`.
+    each direction is `bandwidth_bytes_per_s` / `oversubscription`. `oversubscription`: rate that a
+    switch's members can send, divided by the rate that the switch forwards. `share`, `latency_s`,
+    `rails` and `rdma`: as in `Link`.
     """
 
     name: Name
@@ -66,8 +66,8 @@ class Level(Fact):
 class Symmetric(Machine):
     """A few nodes of a cluster, which represent all `num_nodes` nodes with workers.
 
-    A plan has workers only on the first host's devices. `groups` (see `Machine`) divides all
-    `num_nodes` nodes, not only those in `hosts`.
+    `hosts` has only these few nodes, and a plan has workers only on the devices of the first one.
+    `groups` (see `Machine`) divides all `num_nodes` nodes.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
@@ -95,17 +95,17 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return the ring of all hosts or all devices, like `stations`, the first host's ranks.
+        """Return the ring of all hosts if `stations` are hosts, otherwise of all devices.
 
-        Its number of ranks counts the ranks of all `num_nodes` nodes.
+        `stations`: the first host's ranks. The ring counts the ranks of all `num_nodes` nodes.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the first host's route to the next in a group, and each hop's message count.
+        """Return the first host's route to the next, and each hop's number of messages.
 
-        `level`: index in `groups` of the groups that form the ring, as in `Machine.flow`.
+        `level`: `groups[level]` groups of nodes form the ring of hosts, as in `Machine.flow`.
         """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
@@ -127,7 +127,7 @@ class Cluster(Machine):
     @model_validator(mode="after")
     def _declares_a_node(self) -> Self:
         if len(self.hosts) != 1:
-            problem = f"must be one host, the node of the cluster (got {len(self.hosts)})"
+            problem = f"with levels, must be one host, which all nodes copy (got {len(self.hosts)})"
             raise ValueError(f"hosts: {problem}")
         if self.groups:
             raise ValueError("groups: cannot be combined with levels")
@@ -149,9 +149,9 @@ class Cluster(Machine):
     def for_workers(self, workers: int, symmetric: bool = False) -> Machine:
         """Return a machine with only the nodes that the workers use.
 
-        Returns a `Symmetric` if `symmetric` is set, and the workers use all devices of two or more
-        nodes. Raises InvalidInput if there are more workers than devices, or too many workers to
-        plan one by one.
+        If `symmetric` is true, and the workers use all devices of two or more nodes, returns a
+        `Symmetric`. Raises InvalidInput if there are more workers than devices, or too many workers
+        to plan one by one.
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
@@ -187,7 +187,7 @@ class Cluster(Machine):
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Return a machine's fields; each switch of level i has at most `sizes[i]` members."""
+        """Return the fields of a `Machine`; a switch of level i has at most `sizes[i]` members."""
         names = [f"{self.hosts[0].name}{i}" for i in range(num_nodes)]
         nodes = [self._node(name) for name in names]
         parts = {field: [part for node in nodes for part in node[field]] for field in nodes[0]}

@@ -5,9 +5,10 @@
     worker1 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
 
 Each of n ranks encodes the other ranks' shards of a piece, decodes and adds the values received for
-its own shard, encodes that sum, and decodes all sums. So it encodes each value once, and decodes
-2 - 1 / n times as many. If a codec must not encode sums, each rank sends its whole encoded piece to
-all other ranks, and decodes and adds the pieces of all n ranks (exchange/encoded_pieces.py).
+its own shard, encodes that sum, and decodes all sums. So it encodes as many values as a piece has,
+and decodes 2 - 1 / n times as many. If a codec must not encode sums, each rank sends its whole
+encoded piece to all other ranks, and decodes and adds the pieces of all n ranks
+(exchange/encoded_pieces.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,9 +31,9 @@ def encoded_s(
     """Return the seconds of an encoded all-reduce of `count` values.
 
     `exchange`: time of an all-reduce without a codec. Each piece has the latencies of `exchange`
-    and of the codec. If the codec does not encode sums, ranks all-gather the encoded pieces, which
-    takes half the time of an all-reduce of `world_size` times their bytes. Encoding does not
-    overlap with messages, because it uses the cores on which backward runs.
+    and of the codec. If the codec does not encode sums, ranks all-gather the encoded pieces. This
+    takes half as long as an all-reduce of as many bytes as all ranks' pieces have. Encoding does
+    not overlap with messages, because it uses the cores on which backward runs.
     """
     sizes = pieces(count)
     if wire_format.encodes_sums:
@@ -51,8 +52,8 @@ def encoded_s(
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
     """Return how many values each rank decodes in an encoded all-reduce of `count` values.
 
-    If the codec encodes sums, a rank decodes all sums, and every other rank's values of its shard.
-    If not, a rank decodes all values of all ranks.
+    If the codec encodes sums, a rank decodes all sums, and other ranks' values of its own shard. If
+    not, a rank decodes all values of all ranks.
     """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
@@ -67,10 +68,10 @@ class CodecWorker(NamedTuple):
 
 @dataclass(frozen=True)
 class Coding:
-    """The codec of an exchange, its speed on the slowest worker, and its workers, `coders`.
+    """The codec of an exchange, and its speed on the slowest worker.
 
-    `chosen`: whether the user's codec is "auto", which encodes an exchange only if that makes the
-    exchange faster.
+    `coders`: the workers that encode. `chosen`: whether the user's codec is "auto", which encodes
+    an exchange only if that makes the exchange faster.
     """
 
     wire_format: WireFormat
@@ -105,7 +106,7 @@ class Coding:
         latency_s = ring.seconds(0)
         line = LinearTime(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
         plain_s = line.latency_s + nbytes * line.seconds_per_byte
-        # If values have different sizes, assume that all have the mean size, rounded down.
+        # Values may differ in size: assume that each has the mean number of bytes, rounded down.
         count = nbytes // (nbytes // count)
         return encoded_s(count, ring.num_ranks, line, self.speed, self.wire_format) < plain_s
 

@@ -123,9 +123,9 @@ class Roofline:
 
     The slowest link of a transfer determines the time of its bytes, and each message has the
     latencies of all links. Other resources work concurrently, and the slowest of them determines
-    the time. A resource without a rate takes no time. If a task holds a device and also a link,
-    memory or codec, the device takes no time, because the bytes are on the wire or in a copy, and
-    are not a layer's traffic. Raises ValueError if no resource of a task has a rate.
+    the time. A resource without a rate takes no time. In a task with a link, memory or codec, a
+    device takes no time, because the bytes are sent, copied or encoded, not processed by a layer.
+    Raises ValueError if no resource of a task has a rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -185,7 +185,7 @@ class Roofline:
 
     @cached_property
     def _paces(self) -> dict[tuple[Resource, ...], tuple[tuple[Rate, ...], bool]]:
-        """Results of `_pace` by `on`: thousands of tasks use only a few sets of resources."""
+        """Cached results of `_pace`: thousands of tasks use only a few sets of resources."""
         return {}
 
     def _pace(self, on: tuple[Resource, ...]) -> tuple[tuple[Rate, ...], bool]:

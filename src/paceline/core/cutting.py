@@ -17,7 +17,7 @@ def _as_name(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-LOSS = "loss"  # in place of a layer's name: the head has no layers, and computes only the loss
+LOSS = "loss"  # instead of a first layer: the head has no layers, and computes only the loss
 LayerName = Annotated[str, BeforeValidator(_as_name)]
 # Function (workload, config) that returns the head's first layer, chosen by a strategy's criteria;
 # raises InvalidInput if no layer meets them.

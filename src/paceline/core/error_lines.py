@@ -66,7 +66,7 @@ def flag_of(name: str) -> str:
 
 
 def _as_typed(error: InvalidInput) -> str:
-    """Return the error's message; if the user typed the field's option, name the option instead."""
+    """Return the error's message; name the option, not the field, if the user typed the option."""
     setting, _, key = error.field.partition(".")
     flag = flag_of(setting)
     is_typed = flag in os.environ.get(TYPED, "").split()
@@ -84,7 +84,7 @@ def blamed(error: BaseException) -> str:
 
 @contextmanager
 def blaming(field: str, problem: str, got: object = None) -> Iterator[None]:
-    """Turn an error of user code in the block into InvalidInput: the problem, and the error."""
+    """Turn an error that the block raises into InvalidInput, with `problem` and the error."""
     try:
         yield
     except InvalidInput:
@@ -101,8 +101,8 @@ def exit_code(error: BaseException) -> int:
 def place_of(error: BaseException) -> str | None:
     """Return FILE:LINE of the innermost user code in the error's traceback.
 
-    None if the traceback contains no user code, or if Paceline code that user code called raised
-    the error.
+    Returns None if the traceback contains no user code, or if user code called Paceline, which
+    raised the error.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -38,7 +38,7 @@ class InvalidInput(PacelineError):
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        # If a DataLoader process fails, torch re-raises the error with a traceback as `field`.
+        # If a DataLoader process fails, torch re-raises its error with one argument, a traceback.
         if not problem:
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])

@@ -1,4 +1,4 @@
-"""Import names when they are used: a package's public names, and package.module:name."""
+"""Import a package's public names when they are used, and objects named package.module:name."""
 
 import importlib
 import sys

@@ -50,8 +50,8 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
     """Return the machine with equal links, one between the two stations of each pair.
 
-    `each`: latency and seconds per byte of each link. On a single host, messages keep the ranks'
-    cores busy.
+    `each`: latency and seconds per byte of each link. On a single host, a link between its CPU
+    devices also uses their cores.
     """
     places = ([place_of(end) for end in pair] for pair in pairs)
     links = tuple(

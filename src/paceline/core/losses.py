@@ -49,9 +49,9 @@ class Losses(Fact):
     ) -> float:
         """Return the factor by which losses make computation longer.
 
-        `hidden`: time of concurrent exchange without copies, relative to computation. `copied`:
-        time of concurrent copies by a GPU's copy engines, relative to computation. `num_steps`:
-        number of steps between exchanges, over which the workers' computing times average.
+        `hidden`, `copied`: time of exchange and of copies by a GPU's copy engines, during
+        computation and relative to it; `hidden` excludes the copies. `num_steps`: number of steps
+        between exchanges, over which the workers' computing times average.
         """
         waiting = self.spread / sqrt(num_steps) * largest_of(num_workers)
         by_copies = self.beside_exchange if self.beside_copies is None else self.beside_copies

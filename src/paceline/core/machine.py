@@ -207,13 +207,13 @@ class Machine(Fact):
         return copied
 
     def with_each(self, parts: Literal["hosts", "devices", "links"], **facts: object) -> Self:
-        """Return a copy whose hosts, devices or links (`parts`) all get field values `facts`."""
+        """Return a copy in which all hosts, devices or links (`parts`) have the values `facts`."""
         changed = tuple(part.model_copy(update=facts) for part in getattr(self, parts))
         return self.model_copy(update={parts: changed})
 
     @cached_property
     def reached(self) -> Self:
-        """A copy in which each link has the bandwidth that exchanges reach."""
+        """A copy in which each link's bandwidth is multiplied by the link's `share`."""
         links = tuple(link.reached for link in self.links)
         if links == self.links:
             return self
@@ -255,7 +255,7 @@ class Machine(Fact):
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the route from the first host to the next in its ring, and each hop's messages.
+        """Return the first host's route to the next, and each hop's number of messages.
 
         `self.groups[level]` groups of hosts form a ring, in which each host sends to the host at
         the same position in the next group. All hosts send concurrently, so a hop may carry several
