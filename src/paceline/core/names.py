@@ -14,7 +14,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
     if not close:
         return ""
-    alike = (one for one in names if one.lower() == close[0])  # compare without case
+    alike = (one for one in names if one.lower() == close[0])  # ignore case
     nearest = max(alike, key=lambda one: SequenceMatcher(None, name, one).ratio())
     return f"did you mean {nearest!r}?"
 
@@ -22,7 +22,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def not_known(what: str, name: str, known: Iterable[str], also: str = "") -> InvalidInput:
     """Return the error for an unknown name, which suggests the most similar known name.
 
-    `what`: the field or kind of the name. `also`: text about other allowed values.
+    `what`: what the name stands for, such as "codec". `also`: text about other allowed values.
     """
     names = list(known)
     listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")

@@ -13,7 +13,7 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 class Link(Fact):
     """A full-duplex connection: `bandwidth_bytes_per_s` in each direction.
 
-    `share`: part of the bandwidth that exchanges reach. `rails`: number of parallel links from a
+    `share`: attainable fraction of the bandwidth. `rails`: number of parallel links from a
     host to a switch or another host, one for each network adapter; a ring of GPUs uses all rails,
     any other message uses one. `rdma`: whether adapters access the GPUs' memory directly
     (GPUDirect RDMA). `uses_cores`: for a link from a host to itself, whether messages between the

@@ -15,7 +15,7 @@ from paceline.core.timeline import Timeline
 from paceline.core.wire_format import threshold_of
 
 _SHARES = ("accuracy", "precision@1")
-SHARE_FACTOR = 1.25  # largest ratio of declared and measured share without a warning
+SHARE_FACTOR = 1.25  # warn if a codec's declared and measured share differ by more than this factor
 Points = tuple[tuple[float, int], ...]  # each point: seconds of training, and a value
 
 
@@ -96,7 +96,7 @@ class SplitHead:
 
     @property
     def saved_nbytes(self) -> int:
-        """The bytes of state that the rank with the largest part does not store."""
+        """Bytes of state that splitting saves on the rank with the largest part."""
         return self.state_nbytes - max(self.own_state_nbytes)
 
 
@@ -105,8 +105,8 @@ class Updates:
     """Updates of a shared model by asynchronous workers.
 
     `by_worker`: number of updates of each worker. `staleness`: for each worker, how many of its
-    batches missed 0, 1, ... updates by other workers. `gaps`: over time, the difference between the
-    largest and the smallest number of updates per worker.
+    batches were computed while other workers made 0, 1, ... updates. `gaps`: over time,
+    the difference between the largest and the smallest number of updates per worker.
     """
 
     count: int

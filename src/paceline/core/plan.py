@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 COMPUTE = frozenset({Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.TRAIN, Kind.STEP})
 COMMUNICATION = frozenset(Kind) - COMPUTE
-# `part` of the task that runs forward and backward of all micro-batches except the last.
+# Value of `Task.part` for the forward and backward of all micro-batches except the last.
 ACCUMULATED = "earlier micro-batches"
 
 
@@ -67,11 +67,11 @@ class Lane(StrEnum):
     ENCODE_THRESHOLD = "encode threshold"
     DECODE_THRESHOLD = "decode threshold"
 
-    __hash__ = str.__hash__  # for the reason given in `Kind`
+    __hash__ = str.__hash__  # faster than Enum's hash, a Python function
 
 
 class Resource(NamedTuple):
-    """A lane of a device, host or link; `owner` is its name."""
+    """A lane, and the name of its `owner`: a device, host or link."""
 
     owner: str
     lane: Lane
@@ -115,7 +115,7 @@ class Task(NamedTuple):
     """Work that holds the resources `on`, and starts when the tasks `after` have ended.
 
     `num_samples`: samples of a batch in strategy `hogbatch`; 0 in other strategies. To save memory,
-    `after` of later tasks contains this `id` object itself, not a copy.
+    `after` refers to the `id` objects of earlier tasks, not to copies of them.
     """
 
     id: TaskId
@@ -165,7 +165,7 @@ class Plan:
     def _link(self) -> None:
         """Check the tasks, and fill `children` and `num_parents`."""
         place: dict[TaskId, int] = {}
-        # Most tasks of a wide plan have at most one child: tuples are smaller than lists.
+        # Store no or one child as a tuple, which is smaller than a list: most tasks have no more.
         self.children: list[list[int] | tuple[int, ...]] = []
         self.num_parents: list[int] = []
         last = None

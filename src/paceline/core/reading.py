@@ -57,7 +57,7 @@ def read_json(data: Text, what: str) -> Any:
 
 
 def read_toml(data: Text, what: str, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
-    """Parse TOML; InvalidInput for NaN and for numbers above `largest`, which may be infinity."""
+    """Parse TOML; InvalidInput for NaN, and for numbers above `largest` (infinity: no limit)."""
     try:
         text = bytes(data).decode("utf-8")
         if (match := _DOTTED.search(text)) is not None:
@@ -98,7 +98,7 @@ def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; prefer an unknown field to a missing one, which it may misspell."""
+    """Return the first error; a misspelled field counts as unknown, not as missing."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first

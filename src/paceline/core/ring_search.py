@@ -53,7 +53,7 @@ def rings_at_once(machine: Machine, stations: Sequence[Station]) -> list[tuple[S
 
 @lru_cache(maxsize=64)
 def _disjoint(num_ranks: int, counts: frozenset[tuple[_Pair, int]]) -> tuple[_Order, ...]:
-    """Search for as many rings as possible in which no two use the same link.
+    """Search for as many rings as the links can serve at the same time.
 
     `counts`: how many rings the link between each pair of ranks can serve.
     """

@@ -5,7 +5,8 @@
     fragment 1                                            sent ..... loaded
                                        |- delay -|        |- delay -|
 
-Rounds follow DiLoCo (arXiv 2311.08105); fragments follow Streaming DiLoCo (arXiv 2501.18512).
+A round has H inner steps, as in DiLoCo (arXiv 2311.08105). Fragments follow Streaming DiLoCo
+(arXiv 2501.18512).
 """
 
 from math import log2

@@ -109,7 +109,7 @@ class RunSettings(Record):
     batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     codec: str | None = Field(
         None,
-        description="Codec of exchanges: dynamic8; for wheel gradients=half,activations=dynamic8.",
+        description="Codec, such as dynamic8 or, for wheel, gradients=half,activations=dynamic8.",
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
@@ -138,7 +138,8 @@ class RunSettings(Record):
         longest = len(str(_MOST_WORKERS)) if str(self.workers).isdecimal() else _LONGEST_LIST
         if len(str(self.workers)) > longest:
             raise ValueError(
-                f"workers: must be at most {_MOST_WORKERS:,} (got {shown(self.workers)})"
+                f"workers: must be at most {_MOST_WORKERS:,}, or a list of at most "
+                f"{_LONGEST_LIST:,} characters (got {shown(self.workers)})"
             )
         if isinstance(self.workers, int) and self.workers < 1:
             raise ValueError(f"workers: must be at least 1 (got {self.workers})")
@@ -206,7 +207,9 @@ class TrainSettings(RunSettings):
         description="Maximum total norm of the gradients; larger gradients are scaled down.",
     )
     evaluate_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations, in addition to one after each epoch."
+        None,
+        ge=1,
+        description="Number of steps between evaluations; each epoch also ends with one.",
     )
     seed: int = Field(
         0,
@@ -233,7 +236,7 @@ class TrainSettings(RunSettings):
     )
     worker_ids: Annotated[
         tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(read_list)
-    ] = Field(None, description="Numbers of the elastic workers on this machine, such as 2,3.")
+    ] = Field(None, description="Ids of the elastic workers to run on this machine, such as 2,3.")
     tensorboard: Path | None = Field(None, description="Folder for TensorBoard's event files.")
 
     @property

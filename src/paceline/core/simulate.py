@@ -13,7 +13,7 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # number of periods to compare; concurrent tasks belong to at most three periods
+LOOKED_AT = 4  # periods that `steady_period` compares; tasks of at most three periods overlap
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the timeline's makespan
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 

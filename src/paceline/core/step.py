@@ -35,7 +35,7 @@ class ComputeStep:
 
     @property
     def workers(self) -> range:
-        """All workers."""
+        """The indices of all workers."""
         return range(len(self.devices))
 
     @cached_property
@@ -189,8 +189,8 @@ class HostMemory:
     ) -> tuple[ChunkExchange, ...]:
         """Return the exchanges of chunks of `size` layers in the order of backward.
 
-        `between(name, layers)` returns a chunk's exchange between hosts; None for one host. Raises
-        InvalidInput if a GPU is not linked to its host.
+        `between(name, layers)` returns a chunk's exchange between hosts; with a single host,
+        `between` is None. Raises InvalidInput if a GPU is not linked to its host.
         """
         place = {host.name: i for i, host in enumerate(self.hosts)}
         places = tuple(place[device.host] for device in self.devices)
@@ -218,10 +218,10 @@ class HostMemory:
         return tuple(made)
 
     def copies(self, device: Device) -> Callable[[int], tuple[Transfer, Transfer | None]]:
-        """Return a function of a number of bytes, which returns `device`'s copies of these bytes.
+        """Return a function that plans the copies of `device` to and from its host.
 
-        The copies are that to the device's host, and that back to the device; for a CPU device,
-        the copy back is None.
+        Its argument is the number of bytes. It returns the copy to the host, and the copy back; for
+        a CPU device, the copy back is None.
         """
         host = self.machine.host_of(device)
         if device.kind == DeviceKind.CPU:

@@ -16,7 +16,7 @@ from paceline.core.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The number of steps that a plan contains."""
+    """The size of a plan: its number of steps."""
 
     num_steps: int
 

@@ -13,7 +13,7 @@ from paceline.core.plan import Kind, Resource, TaskId
 
 
 class Origin(StrEnum):
-    """The origin of a timeline: training, a rehearsal or a simulation, in this order."""
+    """The origin of a timeline: measured in training, rehearsed, or predicted by simulation."""
 
     MEASURED = "measured"
     REHEARSED = "rehearsed"

@@ -27,10 +27,10 @@ def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
 
 
 def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
-    """Return the CPU work of a message between hosts, on the sending and the receiving host.
+    """Return the CPU work of a message between hosts: of the sender, then of the receiver.
 
-    Empty for a host without `message_bytes_per_s`, and for a message within a host, which holds
-    `message_lanes` instead.
+    A host without `message_bytes_per_s` has no such work, nor has a message within a host, which
+    holds `message_lanes` instead.
     """
     return tuple(
         Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
@@ -70,8 +70,8 @@ class Ring:
     neighbours. If direct links between GPUs (`core.ring_search`) or rails between hosts allow
     several rings, each ring carries a share of the bytes.
 
-    `load`: bytes on each hop, divided by the bytes that one rank sends; below 1 if only some rings
-    use the hop. `held`: resources that the ranks in the plan hold during the exchange; a plan of a
+    `load`: for each hop, the bytes on it per byte that a rank sends; below 1 if only some rings use
+    the hop. `held`: resources that the ranks in the plan hold during the exchange; a plan of a
     `Symmetric` machine has fewer ranks than `num_ranks`. `cores`: resources that are also held if a
     link uses cores.
     """
@@ -102,7 +102,7 @@ class Ring:
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # If a station represents several others, direct links would miss the routes to those.
+        # If a station represents further ranks, rings of direct links would leave them out.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
@@ -167,9 +167,10 @@ def _held(stations: Sequence[Station]) -> tuple[Resource, ...]:
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
     """Return the route between two GPUs; with RDMA or rails, without the links to their hosts.
 
-    An RDMA adapter is attached to the GPU's PCI Express switch, and bypasses the host: it reaches
-    12 GB/s in a machine where two GPUs exchange 8 GB/s (nccl issue 307), or 24 GB/s instead of 16
-    (nccl issue 412). With several rails each GPU's link carries only a part of the bytes.
+    An RDMA adapter is attached to the GPU's PCI Express switch, and bypasses the host. It reaches
+    12 GB/s where two GPUs of one host exchange 8 GB/s (nccl issue 307), and 24 GB/s where they
+    exchange 16 GB/s (nccl issue 412). With several rails each GPU's link carries only a part of
+    the bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
@@ -183,7 +184,7 @@ def neighbours(stations: Sequence[Station]) -> list[tuple[Station, Station]]:
     return list(zip(stations, (*stations[1:], stations[0]), strict=True))
 
 
-UPDATE_TRAFFIC = 5  # bytes per updated byte: momentum SGD reads three values and writes two
+UPDATE_TRAFFIC = 5  # memory traffic per parameter byte: momentum SGD reads three values, writes two
 
 
 def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) -> tuple[Ring, ...]:

@@ -15,10 +15,10 @@ from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
-_HOPELESS_AT_FIRST = 1.5  # this factor for the very first turn, which may include warm-up
+_HOPELESS_AT_FIRST = 1.5  # replaces `HOPELESS` in the very first turn, which may include warm-up
 _NUM_SETTLING = 3
 _CHANGE = 0.1  # relative change of step times after which alternatives are timed again
-_LARGE_CHANGE = 0.25  # this relative change for the first steps after the choice
+_LARGE_CHANGE = 0.25  # replaces `_CHANGE` for the first steps after the choice
 _SIGNIFICANT = 1.645  # limit of the rank-sum test in standard deviations: one-sided 5 %
 _CERTAIN = 3.0  # stricter limit for `Watch`, which repeats the test hundreds of times
 
@@ -161,8 +161,8 @@ class Watch:
     def has_changed(self, seconds: Sequence[float]) -> bool:
         """Whether these steps differ by more than 10 % from those of the first call.
 
-        The first call allows 25 % and compares with `before`, because other alternatives then used
-        the threads and caches, too.
+        The first call compares with `before`, and allows 25 %, because during the choice other
+        alternatives used the threads and caches, too.
         """
         if self._first:
             return _differ(seconds, self._first, _CHANGE)

@@ -1,4 +1,4 @@
-"""Workloads: each layer's parameters, activations and arithmetic, and memory needs."""
+"""Workloads: each layer's parameters, activations and arithmetic; memory needs of a step."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ class Workload:
 
     `layers` are in forward order. `backward_order`: indices of the layers in the order in which
     their gradients become ready; for a chain of layers, the reverse. `input_nbytes`: bytes of a
-    micro-batch's inputs. `num_accumulated`: number of micro-batches in the step before the last
-    micro-batch; their gradients are accumulated without an exchange. `target_nbytes`: bytes of the
+    micro-batch's inputs. `num_accumulated`: number of micro-batches whose gradients are
+    accumulated without an exchange: all of the step except the last. `target_nbytes`: bytes of the
     loss's targets; None: one class number for each sample. `refused_cuts`: layers before which the
     model cannot be split in two, each with the reason.
     """
@@ -144,7 +144,7 @@ class Workload:
 
 # Copies in memory for each parameter: its value, gradient and momentum.
 _COPIES = 3
-_TOO_MANY_SAMPLES = 2**41  # if this many fit, memory does not depend on the batch
+_TOO_MANY_SAMPLES = 2**41  # limit of `largest_batch`, reached only if samples need no memory
 
 
 def state_nbytes(layers: Sequence[Layer]) -> int:
@@ -161,7 +161,7 @@ def kept_nbytes(layers: Sequence[Layer]) -> int:
 
 
 def feature_nbytes(layers: Sequence[Layer]) -> int:
-    """Return the peak bytes of a step without parameters, gradients and momentum.
+    """Return the peak bytes of a step, not counting parameters, gradients and momentum.
 
     Assumes that backward passes through the layers in reverse.
     """
@@ -181,7 +181,7 @@ def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: 
     `layers`: the same layers in forward order. `gradients`: whether to count the gradients of
     parameters.
     """
-    # If a layer's working memory is unknown, assume that of the largest input and output gradients.
+    # If a layer's working memory is unknown, assume the largest input plus output of any.
     sizes = [layer.activation_nbytes for layer in layers]
     pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
     held, made, peak = kept_nbytes(ready), 0, 0

@@ -40,7 +40,7 @@ class HookState(CodecAllReduce):
         self.guard = NonFiniteGuard(compression.on_nonfinite)
         super().__init__(compression.codec, ranks, device, deadline_s)
         self.recorder: Recorder | None = None
-        self._numbers: dict[int, int] = {}  # number of each parameter, by id(parameter)
+        self._numbers: dict[int, int] = {}  # index of each parameter, by id(parameter)
 
     @property
     def num_nonfinite(self) -> int:
@@ -131,7 +131,7 @@ class TorchAllReduce(Listener):
     `on_exchanged`, if given, is called at the end of each backward pass that exchanges gradients.
     """
 
-    # `Reducer` has these attributes; torch's reducer has no chunks of layers to choose.
+    # Same attributes as Paceline's `Reducer`; torch's reducer has no chunks of layers to choose.
     chunk, is_searched = None, False
 
     def __init__(

@@ -30,7 +30,8 @@ _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of time
 # exchange's measured ratio is above `_FAR`, no second exchange is tried. If its predicted ratio is
 # above `_HOPELESS_PREDICTION`, no exchange is tried.
 _FAR, _HOPELESS_PREDICTION = 1.3, 2.0
-# If two step times differ by this fraction, they are not measured with more steps.
+# No more steps are timed if the two step times differ by this fraction: `_VERY_CLEAR` after two
+# steps, `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
@@ -92,7 +93,7 @@ def compare_with_alone(
     alone_s = alone()
     if predicted_s > _HOPELESS_PREDICTION * median(alone_s):
         return Comparison(median(alone_s), {first: predicted_s}, True, is_predicted=True)
-    check_same(setup.model, group)  # exchanges of different models would hang
+    check_same(setup.model, group)  # if models differed, exchanges would hang
     seconds = {first: together(first)}
     if not _is_clear(alone_s, seconds[first]):
         alone_s += alone()
@@ -152,11 +153,11 @@ def stepping(
     weight: float,
     replicate: Replicate | None,
 ) -> Iterator[Step]:
-    """Yield a function that takes a training step of a copy of the model, always on one batch.
+    """Yield a function that takes a training step of a copy of the model.
 
-    `num_samples`: this rank's batch size. `weight`: factor of this rank's mean loss. `replicate`
-    wraps the model so that ranks average gradients. If `replicate` is None, a rank with samples
-    trains alone, and on a rank without samples the function does nothing.
+    All steps use one batch, of `num_samples` samples on this rank. `weight`: factor of this rank's
+    mean loss. `replicate` wraps the model so that ranks average gradients. If `replicate` is None,
+    a rank with samples trains alone, and on a rank without samples the function does nothing.
     """
     if replicate is None and not num_samples:
         yield lambda: None

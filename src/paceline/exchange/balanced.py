@@ -54,8 +54,8 @@ class Balanced:
     process with the whole batch. With a `sampler`, each rank measures its computing time, which
     excludes waits for other ranks. Every few steps, all ranks agree on a new number of samples for
     each rank, and update the sampler. `weighs`: False if the caller's losses are already weighted.
-    `admit(speeds, sampler)`: called once, when the speeds of all ranks (samples per second) are
-    known; returns the ranks that get no samples from then on.
+    `admit(speeds, sampler)`: decides once, when the speeds of all ranks (samples per second) are
+    known, which ranks keep training; returns the others, which get no samples from then on.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class BalancedShares:
             raise InvalidInput("sampler", problem, got=got)
         own = [sampler.num_samples, sampler.batch_size, sampler.seed, list(sampler.most)]
         if any(row != own for row in group.gather(own)):
-            problem = "must have equal samples, batch_size, seed and most on all ranks"
+            problem = "must have equal samples, batch_size, seed and limits (most) on all ranks"
             raise InvalidInput("sampler", problem)
         self._sampler, self._group, self._meter, self._admit = sampler, group, meter, admit
         self.balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)

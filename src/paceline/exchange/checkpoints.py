@@ -36,9 +36,9 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-# With an interval in seconds, ranks ask rank 0 now and then whether to save: first after this
-# number of steps. If rank 0's time since the last save is at least this fraction of the interval,
-# all ranks save.
+# With an interval in seconds, ranks ask rank 0 now and then whether to save: first after
+# `_FIRST_MEETING` steps. All ranks save if rank 0 measures that at least `_NEARLY` of the interval
+# has passed since the last save.
 _FIRST_MEETING = 10
 _NEARLY = 0.9
 
@@ -189,7 +189,7 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Return `state` and, on rank 0, the rank-specific state of all ranks; collective.
+    """Return `state`, on rank 0 extended by the rank-specific state of all ranks; collective.
 
     `own` and `values`: this rank's tensors and JSON values, to which its random state is added.
     """
@@ -206,7 +206,7 @@ def with_ranks(
 
 
 def of_rank(state: State, group: Group) -> tuple[Tensors, dict[str, Any]] | None:
-    """Return this rank's saved tensors and JSON values; None if the number of ranks differs."""
+    """Return this rank's saved tensors and JSON values; None if the number of ranks has changed."""
     rows = state.parts["ranks"]
     if len(rows) != group.world_size:
         return None
@@ -223,8 +223,8 @@ def restore_random(state: State, group: Group) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise InvalidInput if a property in `now` differs from the `saved` run's, by name."""
+    """Raise InvalidInput if a property of the run has another value in `now` than in `saved`."""
     for name, value in now.items():
         if saved.get(name) != value:
-            problem = f"requires {name} {saved.get(name)!r}, as in the run"
+            problem = f"requires {name} {saved.get(name)!r}, as in the saved run"
             raise InvalidInput("resume", problem, got=value, hint="or start a new run")

@@ -77,7 +77,7 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def failed_with(self, call: Call[None]) -> None:
-        """If `call` raised an error, set it in `future`, unless that is done; thread-safe."""
+        """If `call` raised an error, set it in `future`, unless `future` is done; thread-safe."""
         error = call.exception()
         with self._failing:
             if error is not None and not self.future.done():

@@ -18,7 +18,7 @@ class DDPLogger:
         self._data["iteration"] += 1
 
     def set_error_and_log(self, error: str) -> None:
-        """Store the error for `data`; only the last one is kept."""
+        """Store the last error, which `data` returns."""
         self._data |= {"has_error": 1, "error": error}
 
     def _set_uneven_input_join(self) -> None:

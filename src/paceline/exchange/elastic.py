@@ -111,7 +111,7 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort an exchange in another thread; a wait for a quorum cannot be interrupted."""
+        """Abort an exchange that another thread runs; waits for a quorum cannot be interrupted."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
@@ -144,12 +144,12 @@ class ElasticWorkers:
         except (RuntimeError, TimeoutError) as error:
             raise WorkerLost(f"torchft formed no quorum ({first_line(error)})") from error
         try:
-            if self._manager.errored() is None:  # errors so far: of connections, state transfer
+            if self._manager.errored() is None:  # no connection or state transfer has failed
                 # copy the contribution for a repetition, because `Averaging` overwrites its tensors
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # no variable for the group: after an error, it would keep connections open
+                # do not store the group in a variable, which after an error keeps connections open
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -198,7 +198,7 @@ class ElasticWorkers:
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return whether torchft commits the exchange: whether no rank of this worker failed."""
+        """Return whether torchft commits the exchange: it does if no rank of this worker failed."""
         for _ in range(2):  # the first call may time out if this process was suspended meanwhile
             try:
                 is_committed: bool = self._manager.should_commit()
@@ -210,7 +210,7 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the last exchange, `_farewell`; infinite until all workers end training."""
+        """Number of the last exchange (`_farewell`); infinite until all workers end training."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
@@ -307,7 +307,9 @@ class PeerTransport:
         del metadata, step, timeout
         length = int(self._received(torch.empty(1, dtype=torch.int64), src_rank))
         if not 0 < length <= _MAX_HEADER_NBYTES:
-            problem = f"must have a header of 1 to {_MAX_HEADER_NBYTES} bytes (worker {src_rank})"
+            problem = (
+                f"must have a header of 1 to {_MAX_HEADER_NBYTES} bytes (from worker {src_rank})"
+            )
             raise InvalidInput("state", problem, got=length)
         header = self._received(torch.empty(length, dtype=torch.uint8), src_rank)
         tensors: Tensors = {}

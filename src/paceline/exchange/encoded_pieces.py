@@ -170,7 +170,7 @@ class WholePiece(_Piece):
         row = self._rows([own], len(self.values), group)
         received = self._exchange(row.expand(len(self._peers), -1), group)
         payloads = unpack(received, self._codec.name, len(self.values))
-        # For the same bits on all ranks, each rank adds in rank order, and rounds its own values.
+        # All ranks add the same encoded values in the same order, so results are bit-identical.
         self._payloads = [*payloads[: self._rank], own, *payloads[self._rank :]]
         return len(self._peers) * row.shape[1]
 

@@ -86,9 +86,9 @@ class InnerSteps:
     """Counts a worker's training steps by hooks on its optimizers.
 
     A training step consists of one step of each optimizer. A GradScaler may skip an optimizer's
-    step: a new training step also begins when an optimizer steps for the second time. Torch calls
-    the hooks for nested steps, too, such as `super().step()`; these are not counted. A step that
-    raises does not affect the count of later steps.
+    step, so a new training step also begins when an optimizer steps for the second time. Torch
+    calls the hooks for nested steps, too, such as `super().step()`; these are not counted. A step
+    that raises does not affect the count of later steps.
 
     Raises InvalidInput if the optimizers do not train exactly the trainable parameters of the
     model. Later, `optimizer.step()` raises InvalidInput for a second step on the same gradients,

@@ -164,7 +164,7 @@ class Layout:
 
     @classmethod
     def of(cls, parameters: Sequence[NamedParameter], order: Sequence[int]) -> "Layout":
-        """Place gradients; `order`: indices of parameters in the order of ready gradients."""
+        """Place gradients; `order`: parameter indices in the order in which gradients get ready."""
         last = {parameters[index].layer: place for place, index in enumerate(order)}
         slots, offset = [], 0
         # the sort is stable: within a layer, gradients stay in the order in which they get ready

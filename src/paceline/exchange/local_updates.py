@@ -158,7 +158,7 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # the second flag, because DDP's forward pass would broadcast buffers to all workers
+            # With the second flag set, DDP's forward pass would broadcast buffers to all workers.
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
@@ -214,7 +214,7 @@ class LocalUpdates:
             self.abort()
 
     def statistics(self) -> Statistics:
-        """Return steps, bytes sent, and exposed and hidden time of this worker's exchanges."""
+        """Return this worker's step count, bytes sent, and exposed and hidden exchange time."""
         nbytes, share = self._averaging.nbytes, self._averaging.codecs.sent_share
         times = self.log.exposed_s, max(0.0, self.log.took_s - self.log.exposed_s)
         return Statistics("local", self._steps.count, nbytes, nbytes, *times, sent_share=share)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Position in a run: number of an epoch, and number of steps taken in this epoch."""
+    """Position in a run: index of the epoch, and number of steps taken in this epoch."""
 
     epoch: int = 0
     step: int = 0
