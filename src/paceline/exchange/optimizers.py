@@ -24,7 +24,7 @@ Policy = Literal["raise", "skip"]
 def _hook_steps(
     register: Callable[[Any], RemovableHandle], method: Callable[..., Any]
 ) -> RemovableHandle:
-    """Register a bound method as a hook of all optimizers; its object may still be deleted."""
+    """Register a bound method as a hook of all optimizers, without keeping its object alive."""
     handle = register(weakly(method))
     end = weakref.finalize(method.__self__, handle.remove)  # type: ignore[attr-defined] # bound method
     end.atexit = False  # not at interpreter exit, when torch's hook tables may be deleted already
@@ -137,7 +137,7 @@ class NonFiniteGuard:
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", keep other optimizers' gradients, so that their steps raise, too
+            # with policy "raise", keep NaN gradients of other optimizers, whose steps then raise
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -153,6 +153,6 @@ def check_policy(policy: str) -> None:
 
 
 def _any_nan(parameters: Iterable[Tensor]) -> bool:
-    """Return whether a gradient is NaN; checks first values, as an exchange makes all NaN."""
+    """Return whether any gradient's first value is NaN; an exchange spreads NaN to all values."""
     gradients = [parameter.grad for parameter in parameters]
     return any(one is not None and bool(one.flatten()[:1].isnan().any()) for one in gradients)

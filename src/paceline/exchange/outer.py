@@ -9,7 +9,7 @@ step is SGD with Nesterov momentum, where `buffer` is the momentum buffer. Each 
 same outer step. Products are rounded before they are added, because fused operations would give
 different bits on different processors. An exchange has three parts:
 
-headers    all-gather     weight since the last exchange, finite or not, hash of the outer model
+headers    all-gather     weight, whether parameters are finite, hash of the outer model
 repair     broadcast      the first worker's outer model, if hashes differ
 mean       all-reduce     float32 values, or pieces encoded by a codec (`encoded_pieces`)
 """
@@ -78,7 +78,7 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _parts(vector: Tensor, parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each parameter (or this rank's shard), and its new values from a `flatten` vector."""
+    """Yield each parameter (or this rank's shard) and its values in `vector`, made by `flatten`."""
     owned = [local_of(one) for one in parameters]
     for own, part in zip(owned, vector.split([one.numel() for one in owned]), strict=True):
         yield own, part.view(own.shape).to(own.device)
@@ -106,8 +106,8 @@ def is_finite(vector: Tensor) -> bool:
 class OuterModel:
     """The workers' common parameters and momentum, as one flat vector per fragment of the model.
 
-    The vectors are float64 if any parameter is float64, otherwise float32. `make([vector])` creates
-    an optimizer that replaces SGD with Nesterov momentum.
+    The vectors are float64 if any parameter is float64, otherwise float32. `make([vector])`
+    creates an optimizer that updates a vector. Without `make`, SGD with Nesterov momentum does.
     """
 
     def __init__(self, fragments: Sequence[Fragment], make: OptimizerFactory | None = None) -> None:
@@ -154,11 +154,11 @@ class OuterModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a `state_dict`; raises InvalidInput if it is of another model or fragments."""
+        """Load a `state_dict`; raises InvalidInput if shapes or dtypes of its vectors differ."""
         own = {"values": self.values, "momenta": self.momenta}
         for name, vectors in own.items():
             if [*map(kind_of, vectors)] != [*map(kind_of, state[name])]:
-                problem = f"cannot be loaded into another model, or other fragments ({name} differ)"
+                problem = f"is from another model or another number of fragments ({name} differ)"
                 raise InvalidInput("state", problem)
         for name, vectors in own.items():
             for vector, saved in zip(vectors, state[name], strict=True):
@@ -222,7 +222,7 @@ class Averaging:
             raise InvalidInput("codec", "requires float32 parameters (some are float64)")
         self.outer = outer
         self._make_codec = None if codec is None else factory_of(codec)
-        self.codecs = PieceCodecs()  # by fragment number as key
+        self.codecs = PieceCodecs()  # key: number of the fragment
         self.digest = ""  # hash of the last exchanged fragment, to send in the next header
         self.stand_ins: list[Tensor] = []  # by fragment: what a rehearsal sends as outer gradient
         self.nbytes = 0  # bytes sent; as many are received
@@ -264,9 +264,10 @@ class Averaging:
         return Averaged(given, mean, left_out, repaired, all(closing))
 
     def _mean(self, fragment: int, own: Tensor, share: float, group: Group) -> Tensor:
-        """Return the mean of all workers' outer gradients; `share`: weight of this worker's.
+        """Return the weighted mean of all workers' outer gradients.
 
-        `own`: this worker's parameters of the fragment, which are overwritten.
+        `share`: this worker's weight, divided by the mean weight of all workers. `own`: this
+        worker's parameters of the fragment, which are overwritten.
         """
         if share:
             gradient = torch.sub(self.outer.values[fragment], own, out=own)

@@ -39,7 +39,7 @@ from paceline.training.models.paced import QUEUED_S
 _NUM_WARM_UP = 2
 _MOST_ROUNDS, _MOST_TRACED = 400, 100
 _SMALL_NBYTES = 1024
-# Time at most this many bytes: beyond the caches' size, exchange times grow in proportion to bytes.
+# Largest exchange to time: beyond the caches' size, times grow in proportion to the bytes.
 _LARGEST_NBYTES = 128 * 2**20
 _NUM_HALVINGS = 24
 _LAYERS = (Kind.FORWARD, Kind.BACKWARD)
@@ -95,7 +95,7 @@ class Profile:
         return list(own_s.values())
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return (samples of a balanced batch) / (samples of an equal split), by device name."""
+        """Return by device name its part of a balanced batch, relative to an equal part."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -142,18 +142,18 @@ def profile(
 
 
 def _parts_of(spans: Iterable[Span], step_s: float) -> dict[Key, float]:
-    """Return each part's median seconds from traced `spans`, scaled to the sum `step_s`."""
+    """Return the median seconds of each part in `spans`, scaled to add up to `step_s`."""
     parts = timing.median_durations(spans, lambda span: (span.kind, span.part))
     scale = step_s / sum(parts.values())
     return {key: scale * part_s for key, part_s in parts.items()}
 
 
 def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
-    """Return (step time of all ranks together) / (typical step time of the slowest rank).
+    """Return the factor by which delays of single ranks lengthen the step of all ranks.
 
     `rows`: by rank and round, the seconds of the step and of the exchanges after it. A delay of one
-    rank delays all ranks, in the step or in the following exchange. Delays are rare and long, so
-    the median of (step + exchange) exceeds the sum of both medians.
+    rank delays all ranks, in the step or in the following exchange. So the step of all ranks takes
+    median(step + exchange) - median(exchange). Returns this time / the slowest rank's median step.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -179,11 +179,11 @@ def _of_ranks(
 
 
 class _Probed:
-    """Two exchanges to time for a strategy: of the model's layers, and of small layers.
+    """Two exchanges to time for a strategy: one of the model's layers, one of small layers.
 
-    On several hosts, or without chunks, the second exchange has one small layer, in one chunk. On
-    one host, the chunks of a step wake the exchange's threads only once. To measure this, it then
-    has as many small layers as the model has layers, in `num_chunks` chunks.
+    On several hosts, or without chunks, the second exchange has one small layer, in one chunk.
+    Otherwise it has as many small layers as the model has layers, in `num_chunks` chunks, because
+    on one host the exchange's threads wake only once for all chunks of a step.
     """
 
     def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
@@ -218,8 +218,8 @@ class Probes:
         """Return by strategy the fraction of computing speed that a worker loses to its exchange.
 
         This is the maximum over ranks, because a rank that waits uses less of its cores. The result
-        is empty for GPUs, whose speed exchanges do not affect. If all ranks are on one host, it is
-        empty because the plan then reserves cores for exchanges.
+        is empty for GPUs, because exchanges do not slow them down. If all ranks are on one host, it
+        is empty because the plan then reserves cores for exchanges.
         """
         group = self._group
         places = [member.place for member in group.members]
@@ -261,7 +261,7 @@ def exchanging(workload: Workload) -> Workload:
     """Return a workload with the gradients of `workload`, but without computation.
 
     If all gradients have more than `_LARGEST_NBYTES` bytes, they are scaled down to this total. If
-    they have less than twice the small exchange's bytes, one layer of this size replaces them.
+    they have less than `2 * _SMALL_NBYTES` bytes, one layer of `2 * _SMALL_NBYTES` replaces them.
     """
     nbytes = workload.gradient_nbytes
     share = min(1.0, _LARGEST_NBYTES / max(nbytes, 1))
@@ -284,12 +284,12 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange with which a plan takes the measured `all_s`.
+    """Return times of a small and a large exchange, from which a plan predicts `all_s`.
 
-    The plan exchanges all `layers`, and overlaps their sums and messages. The large exchange sends
-    the same bytes as one tensor, without overlap. The small exchange takes the measured `small_s`.
-    But if the latencies of all layers alone then exceed `all_s`, both returned times are equal and
-    shorter.
+    `all_s`: the measured time to exchange all `layers`, whose sums and messages overlap. The large
+    exchange sends the same bytes as one tensor, without overlap. The small exchange takes the
+    measured `small_s`. But if the layers' latencies alone would then exceed `all_s`, both
+    returned times are equal and shorter.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -333,16 +333,16 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return a machine for a rehearsal, whose sleeping layers are not slowed by exchanges."""
+    """Return the machine for a rehearsal: its layers sleep, so exchanges use idle cores."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Return a cost model in which copies of gradients shorten the layers that follow them.
+    """Return a cost model in which a copy of gradients shortens the layers after it.
 
-    In a rehearsal, a layer sleeps until a planned time, so it sleeps less if copies have delayed
-    its begin. A copy is not deducted if it takes longer than the next layer and than `QUEUED_S`.
+    In a rehearsal, a layer sleeps until a planned time. So it sleeps less if copies have delayed
+    its begin. A copy that takes longer than both the next layer and `QUEUED_S` shortens no layer.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

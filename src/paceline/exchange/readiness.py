@@ -228,7 +228,7 @@ class Readiness:
             self.clear()
 
     def _check(self, index: int, parameter: Tensor) -> bool:
-        """Return whether a parameter has a gradient; InvalidInput if a hook removed it."""
+        """Return whether a parameter has a gradient; check that no hook has removed it."""
         gradient = parameter.grad
         if gradient is None:
             if len(parameter._post_accumulate_grad_hooks) > 1:
@@ -245,7 +245,7 @@ class Readiness:
 
 
 def weakly(method: Any, *first: Any) -> Callable[..., Any]:
-    """Return a function that calls a bound method with `first`, until its object is deleted."""
+    """Return a function that calls `method(*first, ...)` until the method's object is deleted."""
     alive = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:

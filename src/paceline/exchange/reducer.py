@@ -21,7 +21,8 @@ from paceline.exchange.replica import NONE, Exchange, Statistics
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 
-# Each reducer has a number; all ranks use rank 0's number, to check that they run the same model.
+# Each reducer gets a number from rank 0. Equal numbers show that all ranks run backward on the
+# same model.
 _numbers = itertools.count()
 
 # the beginning of DistributedDataParallel's message, for which programs search

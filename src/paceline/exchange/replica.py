@@ -130,7 +130,7 @@ class Exchange(Protocol):
         return
 
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Wait until `grad` has the means; return by parameter whether any rank changed it."""
+        """Wait for the means; return by parameter whether its gradient changed on any rank."""
 
     def times(self) -> Sequence[ChunkTimes]:
         """Return the exchange times of the last step's chunks; empty if not measured."""

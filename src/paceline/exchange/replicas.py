@@ -56,7 +56,7 @@ Replicate = Callable[..., ModelReplica]  # called as (module, config, group, *, 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield a runner of the session's strategy, whose module must define function `replica`."""
+    """Yield a runner of the session; its strategy's module must define function `replica`."""
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
@@ -81,7 +81,7 @@ class ReplicaRunner:
         self._session, self._replicate = session, replicate
         self.setup = setup_of(session)  # this rank's model, data and steps
         self.workload = self.setup.workload  # layers and costs of this rank's part of a step
-        self.samples_per_step = self.setup.samples_per_step  # mean over steps, sum over workers
+        self.samples_per_step = self.setup.samples_per_step  # of all workers; mean over steps
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
         self.with_equal_shares: Profile | None = None  # `profiled` with equal batches on all ranks
@@ -107,7 +107,7 @@ class ReplicaRunner:
         return found
 
     def rank_seconds(self) -> list[float]:
-        """Return for each rank the seconds of a step with the whole batch on this rank."""
+        """Return by rank the seconds of a step with the whole batch on that rank."""
         assert self.with_equal_shares is not None
         factor = self._session.settings.batch_size / self.workload.batch_size
         return self.with_equal_shares.rank_seconds(factor)

@@ -62,7 +62,7 @@ class RoundPlace:
         self.weights = [0.0] * self._rounds.fragments
 
     def resume_after(self, number: int) -> None:
-        """Take the position in the round after exchange `number`, which loaded a peer's state."""
+        """Continue after exchange `number`, in which this worker loaded a peer's state."""
         self.num_exchanges = number + 1
         begun = self._rounds.sent_after(number % self._rounds.fragments) + self._rounds.delay
         self._in_round = begun % self._rounds.sync_every if self.num_exchanges else 0
@@ -104,8 +104,8 @@ class ExchangeTimes:
 class RunningExchange:
     """An exchange of contribution `given`, whose result is loaded after inner step `due`.
 
-    Steps that the worker takes meanwhile change its parameters further. To add these changes to the
-    result, `sent` has a copy of the parameters at the start; `sent` is empty if they are not added.
+    Steps that the worker takes meanwhile change its parameters further. `sent`: a copy of the
+    parameters at the start, to add these changes to the result; empty if the changes are not added.
     `sent_s`: time of the start.
     """
 
@@ -173,7 +173,7 @@ class ExchangeLog:
         self._trained_from_s = time.monotonic()
 
     def add(self, exchange: RunningExchange, loading_s: float) -> None:
-        """Add an exchange whose result was loaded from `loading_s` until now."""
+        """Add an exchange whose result is loaded now; `loading_s`: when loading began."""
         times = exchange.times
         times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
         times.loaded_s = self._trained_from_s = time.monotonic()

@@ -116,7 +116,7 @@ class TrainingSession:
 
     @property
     def origin(self) -> Origin:
-        """Whether recorded timelines are called measured or rehearsed."""
+        """The origin of recorded timelines: rehearsed in a rehearsal, otherwise measured."""
         return Origin.REHEARSED if self.is_rehearsal else Origin.MEASURED
 
 

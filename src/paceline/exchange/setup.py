@@ -151,7 +151,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the settings' or recipe's optimizer factory; InvalidInput for an ignored setting."""
+    """Return the settings' optimizer factory, else the recipe's; refuse settings it ignores."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):

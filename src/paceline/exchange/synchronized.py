@@ -87,7 +87,7 @@ class Synchronized(DistributedDataParallel):
             self._gradients.open()
 
     def _check(self, module: nn.Module, arguments: dict[str, Any], group: Group) -> None:
-        """Raise InvalidInput if models differ, or `method` does not support an argument."""
+        """Raise InvalidInput if ranks' models differ, or `method` does not support an argument."""
         for name, hint in OF_TORCH_ALONE.items():
             # `is not None`, because an argument may be a tensor, which has no truth value
             if arguments.get(name) is not None and not self._method.uses_torch_reducer:
@@ -300,8 +300,8 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # Add the prefix "module." to names of an unwrapped module. If this module has a child
-        # called "module", its names begin with "module.", too.
+        # Add the prefix "module." to names of an unwrapped module. Even if all names have this
+        # prefix, the module may be unwrapped: then its own state contains all these names.
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
@@ -374,7 +374,7 @@ class _JoinHook(JoinHook):
 
     def __init__(self, parallel: Synchronized, of_torch: JoinHook, reducer: Reducer) -> None:
         self._parallel, self._reducer = parallel, reducer
-        # torch's post_hook: the rank that ran out of samples last sends its model to all ranks
+        # torch's post_hook: the last rank that still had samples sends its model to all ranks
         self.post_hook = of_torch.post_hook  # type: ignore[method-assign]
 
     def main_hook(self) -> None:

@@ -99,8 +99,8 @@ class Checked:
     """A replica that tries several ways to average gradients, and then uses the fastest.
 
     `candidates`: factories of replicas by name, the simplest first. The first replica copies rank
-    0's parameters to all ranks. All ranks change to another candidate together, but not after
-    `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: see `Choice`.
+    0's parameters to all ranks. All ranks change to another candidate together. Trials end after at
+    most `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: see `Choice`.
     `clock`: clock of the device, whose work may lag behind the host's. `accumulates`: whether each
     step begins with micro-batches within `no_sync`.
     """
@@ -178,7 +178,7 @@ class Checked:
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:
-        """Use the trials' choice; report if trials ended or, with `was_settled`, restarted."""
+        """Use the trials' choice; report if `settled` has changed from `was_settled`."""
         trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")

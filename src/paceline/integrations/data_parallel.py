@@ -288,7 +288,7 @@ class DataParallel(Synchronized):
         return self._balanced.shared(found) if self._balanced else found
 
     def timeline(self) -> Timeline:
-        """Return when the parts of this rank's last steps began and ended; the first at time 0."""
+        """Return the times of the parts of this rank's last steps; the first starts at 0."""
         spans = sorted(self._recorder.spans(), key=lambda span: span.start_s)
         start = spans[0].start_s if spans else 0.0
         return Timeline((span.moved(-start) for span in spans), Origin.MEASURED)
@@ -345,8 +345,8 @@ def _methods(
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # Try exchanges with chunks last. If the trials choose such an exchange, training continues with
-    # its reducer of the trials, which has already found a good number of layers per chunk.
+    # Try exchanges with chunks last. If the trials choose the last exchange, training keeps its
+    # reducer, which has already found a good number of layers per chunk.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:

@@ -61,10 +61,10 @@ class LocalUpdatesCallback(TrainerCallback):
     """Trains with LocalUpdates: `Trainer(..., callbacks=[LocalUpdatesCallback(sync_every=50)])`.
 
     Accepts the options of LocalUpdates; `num_steps` defaults to the Trainer's number of steps.
-    During training, the Trainer's DistributedDataParallel exchanges no gradients. Its option
-    `average_tokens_across_devices` is turned off, because it communicates in every step. Each
-    process writes a state file into the Trainer's checkpoints. When training resumes, each process
-    reads its state file from `output_dir`, or another process's file if its own is missing.
+    During training, the Trainer's DistributedDataParallel exchanges no gradients. The
+    Trainer's option `average_tokens_across_devices` is turned off, because it communicates in every
+    step. Each process writes a state file into the Trainer's checkpoints. When training resumes,
+    each process reads its state file from `output_dir`, or another's if its own is missing.
     """
 
     def __init__(self, **options: Any) -> None:

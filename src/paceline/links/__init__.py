@@ -1,1 +1,1 @@
-"""Start and connect processes: workers, process groups, shared memory, devices and files."""
+"""Start and connect processes, and use a machine's devices, shared memory and files."""

@@ -175,13 +175,13 @@ class Arena:
         self._discarded = None
 
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
-        """Copy pairs (byte offset, dense host tensor), in memory order, into this rank's slot."""
+        """Copy the bytes of tensors, as (byte offset, dense host tensor), into this rank's slot."""
         self._opened().copy_in(
             self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
         )
 
     def copy_out(self, step: int, offset: int, target: Tensor) -> None:
-        """Fill dense host tensor `target`, in memory order, from byte `offset` of the sums."""
+        """Copy the sums from byte `offset` into the bytes of `target`, a dense host tensor."""
         address, nbytes = _bytes_of(target)
         self._opened().copy_out(step % 2, offset, address, nbytes)
 

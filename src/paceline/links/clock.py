@@ -45,7 +45,7 @@ class DeviceClock(Clock):
         self._device = device
         device.synchronize()
         shortest_s = inf
-        # Record several events; as first anchor, use the one that the host noticed soonest.
+        # Record several events; the first anchor is the one that the host noticed with least delay.
         for _ in range(_NUM_ORIGINS):
             before_s = time.monotonic_ns() * 1e-9
             event = device.record(timed=True)
