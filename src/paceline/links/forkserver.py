@@ -70,7 +70,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server that imports `modules` inside the block, unless a server already runs."""
+    """Run a fork server inside the block, unless one already runs; it first imports `modules`."""
     if ADDRESS in os.environ:
         yield
         return
@@ -95,7 +95,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def listen() -> tuple[str, socket.socket]:
-    """Listen on a Unix socket with a new abstract address, which needs no file; return both."""
+    """Listen on a new abstract Unix address, which needs no file; return address and socket."""
     address = f"paceline-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
@@ -129,7 +129,8 @@ class ForkServer:
     """Forks a child for each request on a socket.
 
     `environment`: the environment in which this process loaded libraries. The server refuses
-    requests that change a variable that libraries read while loading; None: accepts all requests.
+    requests that change a variable that libraries read while loading. If `environment` is None,
+    the server accepts all requests.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py as Python would; if the module is imported, call its `main`."""
+    """Run a module or FILE.py like Python; call `main` of an already imported module."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):

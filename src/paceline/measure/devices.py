@@ -31,7 +31,7 @@ CODECS: dict[Kernel, tuple[str, ...]] = {
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
-    # The speed depends on the share of values that is sent: 1 %, as in Strom 2015.
+    # The speed depends on the share of values that is sent. Measure 1 %, as in Strom 2015.
     "threshold": ("threshold:1@0.01",),
 }
 
@@ -159,14 +159,14 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return test values for a codec; a threshold codec sends its declared share of the values."""
+    """Return test values for a codec, of which a threshold codec sends its declared share."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on the CPU.
 
-    Times include the allocation of memory, because the system provides new memory page by page.
+    Includes the time for allocating the results, whose memory the system provides page by page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)
