@@ -185,7 +185,7 @@ def _detach_descriptors(kept: Collection[int]) -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in [int(path.name) for path in _OPEN.iterdir()]:
-        with suppress(OSError):  # one is `iterdir`'s own descriptor, closed by now
+        with suppress(OSError):  # one number is `iterdir`'s own descriptor, closed by now
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode) and fd not in kept:
                 _reposition(fd)

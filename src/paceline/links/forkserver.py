@@ -110,7 +110,7 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     """
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
-    # Imports may set variables that children need, too: sklearn sets KMP_INIT_AT_FORK.
+    # Children also need the variables that imports set, such as KMP_INIT_AT_FORK (by sklearn).
     by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
     by_imports.pop(_NVML_CHECK, None)
     request.environment = by_imports | request.environment
@@ -238,8 +238,8 @@ def _close(fds: Sequence[int]) -> None:
 
 def become(request: ForkRequest) -> None:
     """Give a fresh fork the requested descriptors, environment, folder and cores."""
-    # First move all descriptors to free numbers, because a descriptor may have a number that is
-    # requested for another descriptor.
+    # First move all descriptors to free numbers: a descriptor may occupy the number that another
+    # descriptor shall get.
     above = max(request.fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in request.received]
     _close(request.received)

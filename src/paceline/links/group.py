@@ -191,7 +191,7 @@ def myself(rank: int, device: torch.device) -> Member:
 
 
 def boot_id() -> str:
-    """Return the running kernel's identifier; processes with the same one share a clock."""
+    """Return the running kernel's identifier; processes with the same identifier share a clock."""
     return _BOOT_ID.read_text().strip()
 
 

@@ -48,7 +48,7 @@ class Interruption:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True
         self.number = self.number or number
-        self.worker = None  # no longer the only receiver, because this process got a signal, too
+        self.worker = None  # unset, because this process got a signal, too
         for one in (self.before or {}).values():
             if isinstance(one, CommandHandler):
                 one.received = one.received or number

@@ -114,7 +114,7 @@ class Wire:
 class PacketWorker:
     """A worker process, and this process's wire to it.
 
-    `awaited_since_s`: monotonic time since when this process awaits an answer; inf if it does not.
+    `awaited_since_s`: monotonic time when the wait for the worker's answer began; inf: no wait.
     """
 
     number: int
@@ -189,8 +189,8 @@ class PacketWorkers(Generic[W]):
     def poll(self) -> Iterator[tuple[W, Any, str]]:
         """Wait up to half a second for messages; yield tuples (worker, message, why).
 
-        If a worker is lost, `message` is None and `why` says how, such as "was ended by SIGKILL";
-        otherwise `why` is "".
+        If a worker is lost, `message` is None and `why` the reason, such as "was ended by
+        SIGKILL"; otherwise `why` is "".
         Raises InvalidInput or WorkerLost if a worker reports its failure.
         """
         for key, _ in self._selector.select(_POLL_S):

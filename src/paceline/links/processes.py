@@ -141,7 +141,7 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command with which `start` runs a module, like `python -m`, or a FILE.py."""
+    """Return a command with which `start` runs a module (like `python -m`) or a FILE.py."""
     return [sys.executable, *OF_WORKERS, module, *arguments]
 
 

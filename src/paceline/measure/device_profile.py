@@ -37,7 +37,8 @@ _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # maximum number of entries in a profile's `seconds`
 _MOST_BELOW = 1000  # maximum number of workers whose profiles a hub's profile contains
 _SOURCE = "measured by the workers before this run"
-# Number of a process's threads for messages: ZeroMQ's encrypts, our own checks and copies.
+# Number of a process's threads for messages: a thread of ZeroMQ, which encrypts, and a thread that
+# checks and copies.
 _MESSAGE_THREADS = 2
 
 
@@ -133,7 +134,7 @@ def device_name(kind: str, number: int) -> str:
 
 
 def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -> float:
-    """Return the total bytes per second of messages of a host's hubs and workers.
+    """Return how many bytes of messages a host's hubs and workers handle per second in total.
 
     `num_processes`: number of these hubs and workers.
     """

@@ -68,7 +68,7 @@ class DeviceFigures(BaseModel, frozen=True):
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks measure theirs."""
-    # Large layers on a GPU, where kernel launches would dominate the time of small layers.
+    # Use large layers on a GPU: kernel launches would dominate the time of small layers.
     is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
@@ -99,7 +99,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
 def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
-    """Measure codecs on ranks with `is_measured`, while other ranks wait; collective."""
+    """Measure codecs on the ranks where `is_measured` is True; others wait; collective."""
     total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:

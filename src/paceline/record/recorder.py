@@ -375,7 +375,7 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return `moment` or, if it is between gradients of a layer, the time of the layer's last one.
+    """Move `moment` to a layer's last gradient if it is between gradients of that layer.
 
     Autograd may compute a layer's gradients together but return them one after the other, so a
     collective may start before the last gradient is returned. In a plan, however, all gradients of

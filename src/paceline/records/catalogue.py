@@ -102,7 +102,7 @@ def known_link(name: str) -> KnownLink:
 
 
 class EqualDevices(Fact):
-    """Equal devices on equal hosts, by names of the catalogue.
+    """Equal devices on equal hosts, named as in the catalogue.
 
     `device`: a GPU model. `devices`: number of devices on each host. `link`: link between the
     devices of a host; by default the GPU model's link. `network`: network between hosts. `rails`:
@@ -125,7 +125,7 @@ class EqualDevices(Fact):
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
-        """Build the machine, or a cluster if it has several hosts.
+        """Build the machine; with several hosts, the result is a cluster.
 
         Raises InvalidInput for unknown names.
         """
