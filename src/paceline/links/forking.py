@@ -63,7 +63,7 @@ def forked_from_here() -> Iterator[None]:
 
 @contextmanager
 def _server(listener: socket.socket) -> Iterator[None]:
-    """Fork the fork server in a separate thread; kill it at the end of the block."""
+    """Fork the fork server in a separate thread; kill it after the block."""
     _flush()
     parent, forked, is_over = os.getpid(), Future[int](), threading.Event()
 

@@ -216,7 +216,7 @@ class PacketWorkers(Generic[W]):
                 yield worker, None, f"did not answer within {allowed_s:g} s"
 
     def end(self, worker: W) -> str:
-        """Kill a worker if it still runs; return how it ended, such as "was ended by SIGKILL"."""
+        """Kill a worker, if it runs; return how it ended, such as "was ended by SIGKILL"."""
         self._selector.unregister(worker.wire)
         self._close(worker)
         self._signals.ended(worker.process, f"worker {worker.number}")

@@ -80,7 +80,7 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Measure and add the link; `ask(n, m)` sends n bytes and receives m, up to `nbytes`."""
+        """Measure and add the link; `ask(n, m)` sends n bytes, gets m, up to `nbytes`."""
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -134,7 +134,7 @@ def device_name(kind: str, number: int) -> str:
 
 
 def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -> float:
-    """Return how many bytes of messages a host's hubs and workers handle per second in total.
+    """Return the bytes per second of all messages of a host's hubs and workers.
 
     `num_processes`: number of these hubs and workers.
     """

@@ -57,7 +57,7 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return `config` with the fastest chunk size; keep a number if `options` contain `chunk`."""
+        """Return `config` with the fastest chunk size; keep a number that is set by `options`."""
         chunk = getattr(config, "chunk", None)
         is_set = "chunk" in options and isinstance(chunk, int)
         if config.workers == 1 or chunk is None or is_set:

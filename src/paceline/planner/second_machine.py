@@ -186,7 +186,7 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Fit each device's linear model to forecasts of an equal share and of the whole batch."""
+        """Fit each device's linear model to forecasts of an equal share and a whole batch."""
         known: dict[tuple[float, ...], _Seconds] = {}
         samples = self.workload.batch_size
         for device in self.machine.devices:

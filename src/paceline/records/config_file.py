@@ -122,7 +122,7 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to TOML's types: None to "null", and all that TOML lacks to text."""
+    """Convert a value to TOML's types: None to "null", types that TOML lacks to text."""
     if value is None:
         return _NULL
     if isinstance(value, Mapping):
