@@ -41,7 +41,7 @@ from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
-_CHECK_S = 60.0  # deadline for `main` in a fork; long, because the driver may be slow
+_CHECK_S = 60.0  # deadline for `main` in a fork; long, because GPU drivers may be slow
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def forked_from_here() -> Iterator[None]:
 
 @contextmanager
 def _server(listener: socket.socket) -> Iterator[None]:
-    """Run a fork server inside the block, forked from this process by a separate thread."""
+    """Fork the fork server in a separate thread; kill it after the block."""
     _flush()
     parent, forked, is_over = os.getpid(), Future[int](), threading.Event()
 
@@ -166,11 +166,11 @@ def _run_module(request: ForkRequest) -> None:
     """Turn this fork into the requested process, and run its module."""
     _detach_descriptors(request.received)
     become(request)
-    # The user's program may have replaced sys.stdin, sys.stdout and sys.stderr.
+    # Replace sys.stdin, sys.stdout and sys.stderr: the user's program may have changed them.
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         new = open(fd, mode, buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
-    # malloc reads these environment variables only at a program's start, so set them in the fork.
+    # malloc reads these environment variables only at a program's start, so call mallopt here.
     for variable, number in _MALLOPT.items():
         ctypes.CDLL(None).mallopt(number, min(int(os.environ[variable]), 2**31 - 1))
     sys.argv = request.command[1 + len(OF_WORKERS) :]
@@ -185,7 +185,7 @@ def _detach_descriptors(kept: Collection[int]) -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in [int(path.name) for path in _OPEN.iterdir()]:
-        with suppress(OSError):  # `iterdir` has already closed the descriptor of the folder
+        with suppress(OSError):  # one number is `iterdir`'s own descriptor, closed by now
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode) and fd not in kept:
                 _reposition(fd)

@@ -70,7 +70,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server that imports `modules` inside the block, unless a server already runs."""
+    """Run a fork server inside the block, unless one already runs; it first imports `modules`."""
     if ADDRESS in os.environ:
         yield
         return
@@ -95,7 +95,7 @@ def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Itera
 
 
 def listen() -> tuple[str, socket.socket]:
-    """Listen on a Unix socket with a new abstract address, which needs no file; return both."""
+    """Listen on a new abstract Unix address, which needs no file; return address and socket."""
     address = f"paceline-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
@@ -110,7 +110,7 @@ def serve(listener: socket.socket, environment: Mapping[str, str]) -> None:
     """
     retitle([sys.executable, "-m", "paceline.links.forkserver"])
     request = ForkServer(listener, environment).serve()
-    # Imports may set variables that children need, too: sklearn sets KMP_INIT_AT_FORK.
+    # Children also need the variables that imports set, such as KMP_INIT_AT_FORK (by sklearn).
     by_imports = {name: os.environ[name] for name in os.environ.keys() - environment.keys()}
     by_imports.pop(_NVML_CHECK, None)
     request.environment = by_imports | request.environment
@@ -129,7 +129,8 @@ class ForkServer:
     """Forks a child for each request on a socket.
 
     `environment`: the environment in which this process loaded libraries. The server refuses
-    requests that change a variable that libraries read while loading; None: accepts all requests.
+    requests that change a variable that libraries read while loading. If `environment` is None,
+    the server accepts all requests.
     """
 
     def __init__(
@@ -237,8 +238,8 @@ def _close(fds: Sequence[int]) -> None:
 
 def become(request: ForkRequest) -> None:
     """Give a fresh fork the requested descriptors, environment, folder and cores."""
-    # First move all descriptors to free numbers, because a descriptor may have a number that is
-    # requested for another descriptor.
+    # First move all descriptors to free numbers: a descriptor may occupy the number that another
+    # descriptor shall get.
     above = max(request.fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in request.received]
     _close(request.received)
@@ -266,7 +267,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py as Python would; if the module is imported, call its `main`."""
+    """Run a module or FILE.py like Python; call `main` of an already imported module."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):

@@ -42,7 +42,7 @@ class Member(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """The machine or container of the rank."""
+        """The boot id and PID namespace, equal for all ranks of a machine or container."""
         return self.boot_id, self.pid_namespace
 
     @property
@@ -139,9 +139,9 @@ class Group:
 
     @contextmanager
     def naming_lost_ranks(self) -> Iterator[None]:
-        """In a user's own program, replace PyTorch's error for a lost peer by WorkerLost.
+        """Replace PyTorch's error for a lost peer by WorkerLost, if the group has no `store`.
 
-        The group of such a program has no `store`. For groups with a `store`, the context manager
+        Groups of a user's own program have none. For groups with a `store`, the context manager
         `rendezvous.process_group` replaces the error.
         """
         try:
@@ -191,7 +191,7 @@ def myself(rank: int, device: torch.device) -> Member:
 
 
 def boot_id() -> str:
-    """Return an identifier of this machine's running kernel, which has one monotonic clock."""
+    """Return the running kernel's identifier; processes with the same identifier share a clock."""
     return _BOOT_ID.read_text().strip()
 
 

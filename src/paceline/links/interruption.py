@@ -21,8 +21,8 @@ from paceline.core.errors import Interrupted, WorkerLost
 from paceline.links.group import Group
 from paceline.links.signals import CommandHandler, handled_by, participle, pass_on
 
-_KEY = "paceline/stop"  # the number of the last step, and the signal
-# Key of the signal that some rank received. This rank also sets the key paceline/stop_asked/RANK.
+_KEY = "paceline/stop"  # store key; value: number of the last step, and the signal
+# Store key; value: signal that a rank received. That rank also sets paceline/stop_asked/RANK.
 _ASKED_KEY = "paceline/stop_asked"
 _POLL_S = 0.25
 _MARGIN_S = 1.0  # each rank polls the store at least once in this time
@@ -48,7 +48,7 @@ class Interruption:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True
         self.number = self.number or number
-        self.worker = None  # no longer the only receiver, because this process got a signal, too
+        self.worker = None  # unset, because this process got a signal, too
         for one in (self.before or {}).values():
             if isinstance(one, CommandHandler):
                 one.received = one.received or number
@@ -94,7 +94,8 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
         finally:
             _interruptible.pop()
             if noted.requested and not raises_again:
-                before.clear()  # keep `noted` as handler: it ignores the launcher's same signal
+                # Do not restore handlers: `noted` ignores the signal if the launcher passes it on.
+                before.clear()
 
 
 def stop_by_worker_signal(number: int, worker: str) -> None:

@@ -35,7 +35,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     try:
         listener = socket.create_server((_LOOPBACK, port))  # sets SO_REUSEADDR
     except OSError as error:
-        problem = f"cannot be listened on: {os.strerror(error.errno or 0)}"
+        problem = f"cannot be used: {os.strerror(error.errno or 0)}"
         raise InvalidInput("port", problem, got=port) from None
     port = listener.getsockname()[1]
     store = store_on(listener)
@@ -64,7 +64,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a TCPStore that uses `listener`; a socket of TCPStore would accept any address."""
+    """Return a TCPStore on `listener`; its own socket would listen on all network interfaces."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,

@@ -114,7 +114,7 @@ class Wire:
 class PacketWorker:
     """A worker process, and this process's wire to it.
 
-    `awaited_since_s`: monotonic time since when this process awaits an answer; inf if it does not.
+    `awaited_since_s`: monotonic time when the wait for the worker's answer began; inf: no wait.
     """
 
     number: int
@@ -189,7 +189,8 @@ class PacketWorkers(Generic[W]):
     def poll(self) -> Iterator[tuple[W, Any, str]]:
         """Wait up to half a second for messages; yield tuples (worker, message, why).
 
-        If a worker is lost, `message` is None and `why` is a predicate: "was ended by SIGKILL".
+        If a worker is lost, `message` is None and `why` the reason, such as "was ended by
+        SIGKILL"; otherwise `why` is "".
         Raises InvalidInput or WorkerLost if a worker reports its failure.
         """
         for key, _ in self._selector.select(_POLL_S):
@@ -215,7 +216,7 @@ class PacketWorkers(Generic[W]):
                 yield worker, None, f"did not answer within {allowed_s:g} s"
 
     def end(self, worker: W) -> str:
-        """Kill a worker if it still runs; return a predicate such as "was ended by SIGKILL"."""
+        """Kill a worker, if it runs; return how it ended, such as "was ended by SIGKILL"."""
         self._selector.unregister(worker.wire)
         self._close(worker)
         self._signals.ended(worker.process, f"worker {worker.number}")

@@ -132,7 +132,7 @@ def _await_readable(what: Process | socket.socket, within_s: float) -> None:
 
 
 def reason(code: int | None) -> str:
-    """Describe an exit code by a predicate, such as "was ended by SIGKILL"."""
+    """Describe an exit code in words, such as "was ended by SIGKILL"."""
     if code is None:
         return "is running"
     if code < 0:
@@ -141,7 +141,7 @@ def reason(code: int | None) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return a command with which `start` runs a module, like `python -m`, or a FILE.py."""
+    """Return a command with which `start` runs a module (like `python -m`) or a FILE.py."""
     return [sys.executable, *OF_WORKERS, module, *arguments]
 
 
@@ -237,7 +237,7 @@ def wait(
 def end(
     processes: Sequence[Process], *, wait_s: float = 0.0, termination_s: float = TERMINATION_S
 ) -> None:
-    """Send SIGTERM to processes that run after `wait_s`, and SIGKILL `termination_s` later."""
+    """Send SIGTERM to processes still running after `wait_s`, and SIGKILL `termination_s` later."""
     deadline = time.monotonic() + wait_s
     for process in processes:
         process.wait(deadline - time.monotonic())

@@ -65,7 +65,7 @@ def process_group(
             if instead is None:
                 raise
             raise instead from error
-        # Only without an error: destroying the group would wait for peers that may be gone.
+        # Not after an error: destroying the group would then wait for peers that may be gone.
         dist.destroy_process_group()
 
 

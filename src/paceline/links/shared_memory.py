@@ -68,8 +68,8 @@ def allocate(nbytes: int, what: str = "the gradients") -> int:
     """Return a descriptor of `nbytes` of allocated memory, sealed against shrinking and growing.
 
     Only this user may open the memory. The kernel frees it once no descriptor or mapping is left.
-    Raises InvalidInput if there is too little memory or a resource limit is too low; the error
-    calls the data `what`.
+    Raises InvalidInput if there is too little memory or a resource limit is too low. `what`:
+    name of the data in the error.
     """
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -167,7 +167,7 @@ def tensors_in(memory: Tensor, entries: Sequence[TensorSpec]) -> dict[str, Tenso
 
 
 class SharedTensors:
-    """Named tensors in memory of `allocate`, which other processes map by the descriptor `fd`.
+    """Named tensors in shared memory, which other processes map by the descriptor `fd`.
 
     `memory`: the whole memory as bytes. The object can be pickled for a process that inherits the
     descriptor.

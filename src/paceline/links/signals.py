@@ -86,7 +86,7 @@ class CommandHandler:
         os._exit(128 + number)
 
     def unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
-        """End the command if Python ignored a Stopped, as in `__del__`; set as unraisablehook."""
+        """End the command if Python ignored a Stopped, as in `__del__`; used as unraisablehook."""
         if isinstance(lost.exc_value, Stopped):
             self.received = lost.exc_value.number
             self.leave()
@@ -106,7 +106,7 @@ def handle_in_command() -> None:
 
 
 def handle_in_worker() -> None:
-    """End this process at a signal without output; the parent process reports the signal."""
+    """Let a signal end this process silently; the parent process reports the signal."""
     _handle(lambda number, _: os._exit(128 + number))
 
 

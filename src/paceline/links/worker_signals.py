@@ -64,10 +64,10 @@ class WorkerSignals:
 
 
 def report_signals() -> None:
-    """Report the first signal to the hub or coordinator; end this process at the second signal.
+    """Handle signals: report the first to the hub or coordinator; the second ends this process.
 
-    If there is no pipe for reports, SIGTERM ends this process. SIGINT is ignored, because
-    Ctrl-C also signals the process that started this process.
+    Without a pipe for reports, SIGTERM ends this process, and SIGINT is ignored, because Ctrl-C
+    also signals the process that started this process.
     """
     if _DESCRIPTOR not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

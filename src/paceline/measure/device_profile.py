@@ -35,9 +35,10 @@ PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # maximum number of entries in a profile's `seconds`
-_MOST_BELOW = 1000  # maximum number of profiles in a profile's `below`
+_MOST_BELOW = 1000  # maximum number of workers whose profiles a hub's profile contains
 _SOURCE = "measured by the workers before this run"
-# Number of a process's threads for messages: one of ZeroMQ encrypts, another checks and copies.
+# Number of a process's threads for messages: a thread of ZeroMQ, which encrypts, and a thread that
+# checks and copies.
 _MESSAGE_THREADS = 2
 
 
@@ -58,8 +59,8 @@ class DeviceProfile(Record):
     """The speed of a device and, for a worker, of its link to the hub.
 
     `host`: identity of the host and its network namespace. `seconds`: kind, layer and duration of
-    each part of a step. `codecs`: for each kernel, the values per second that the device encodes
-    and decodes. `running`: share of the step time in which the device had a core; below 1 if
+    each part of a step. `codecs`: values per second that the device encodes and decodes, by the
+    codec's kernel. `running`: share of the step time in which the device had a core; below 1 if
     there are more devices than cores. `unrest`: relative spread of the step times
     (`unrest_between`). `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: in the
     profile of a hub that is itself a worker, the profiles of the hub's workers.
@@ -79,7 +80,7 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Measure and add the link; `ask(n, m)` sends n bytes, and receives m bytes as answer."""
+        """Measure and add the link; `ask(n, m)` sends n bytes, gets m, up to `nbytes`."""
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -133,7 +134,7 @@ def device_name(kind: str, number: int) -> str:
 
 
 def message_speed(core_bytes_per_s: float, num_cores: int, num_processes: int) -> float:
-    """Return the total bytes per second of messages of a host's hubs and workers.
+    """Return the bytes per second of all messages of a host's hubs and workers.
 
     `num_processes`: number of these hubs and workers.
     """
@@ -162,7 +163,7 @@ class ProfiledDevices:
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """Profiles to plan with; if layers are paced, without links and with a core per device."""
+        """Profiles for the plan; if `is_paced`, without links, and with a core for each device."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
@@ -188,7 +189,7 @@ class ProfiledDevices:
             links=tuple(self._links(names)),
             losses=Losses(beside_exchange=lost, spread=0.0, unrest=unrest, source=_SOURCE),
         )
-        # Subtract waits for a core: the plan itself runs devices that share a core in sequence.
+        # Subtract waits for a core: in the plan, devices that share a core already take turns.
         durations = {
             PriceKey(names[number], kind, part): seconds
             * (one.running if self._shares_cores(one) else 1.0)

@@ -31,7 +31,7 @@ CODECS: dict[Kernel, tuple[str, ...]] = {
     "fourbit": ("e3m0",),
     "cast": ("half", "bfloat16"),
     "onebit": ("onebit",),
-    # The speed depends on the share of values that is sent: 1 %, as in Strom 2015.
+    # The speed depends on the share of values that is sent. Measure 1 %, as in Strom 2015.
     "threshold": ("threshold:1@0.01",),
 }
 
@@ -68,7 +68,7 @@ class DeviceFigures(BaseModel, frozen=True):
 
 def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     """Measure this rank's device, while the other ranks measure theirs."""
-    # Large layers on a GPU, where kernel launches would dominate the time of small layers.
+    # Use large layers on a GPU: kernel launches would dominate the time of small layers.
     is_large = device_of(device).memory_nbytes() is not None
     num_images, num_rows, numel = (64, 2048, 1 << 26) if is_large else (8, 256, 1 << 24)
     value = torch.ones(1, device=device)
@@ -99,7 +99,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
 def measure_codecs(
     sampler: Sampler, device: torch.device, is_measured: bool = True
 ) -> dict[Kernel, CodecFigures]:
-    """Measure codecs on ranks with `is_measured`, while other ranks wait; collective."""
+    """Measure codecs on the ranks where `is_measured` is True; others wait; collective."""
     total = torch.zeros(_NUM_VALUES, device=device)
 
     def figures(names: tuple[str, ...]) -> CodecFigures:
@@ -159,14 +159,14 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return test values for a codec; a threshold codec sends its declared share of the values."""
+    """Return test values for a codec, of which a threshold codec sends its declared share."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 
 def codec_speed(name: str, num_values: int = _NUM_VALUES_ALONE) -> tuple[float, float]:
     """Return the values per second that this process encodes and decodes on the CPU.
 
-    Times include the allocation of memory, because the system provides new memory page by page.
+    Includes the time for allocating the results, whose memory the system provides page by page.
     """
     codec, values = find_codec(name), _values(name, torch.empty(num_values))
     payload = codec.encode(values)

@@ -150,8 +150,8 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Return the rounds of all ranks; collective.
 
-    `take()` measures some rounds, equally many on each rank. If step times vary by more than
-    `BUSY`, `take()` is called once more, and all rounds are returned.
+    `take()` measures some rounds, equally many on each rank. If step times vary too much (by more
+    than `BUSY`), `take()` is called once more, and all rounds are returned.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from paceline.core.balance import apportion
 
-_GAIN = 1.02  # more workers must multiply the throughput by at least this factor
+_GAIN = 1.02  # admit more workers only if they multiply the throughput by this factor or more
 
 
 def refused_workers(
     speeds: Sequence[float], batch_size: int, most: Sequence[int | None] | None = None
 ) -> dict[int, str]:
-    """Return the reason for each worker that would add little throughput, by its rank.
+    """Return the reason for refusing each worker that would add little throughput, by rank.
 
     Workers are admitted from the fastest to the slowest, until the remaining workers together would
     add less than 2 % of throughput. This assumes that a batch is split in proportion to the

@@ -18,7 +18,7 @@ from paceline.planner.grouping import Windows, with_best_chunk
 # same width are equally fast.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
 _LEAST_BITS = 8  # codecs with fewer bits are not used for activations (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # another configuration must shorten the step to less than this fraction
+_SHORTER = 0.999  # prefer a configuration only if it shortens the step to less than this fraction
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return `config` with the fastest chunk size, unless `options` set `chunk` to a number."""
+        """Return `config` with the fastest chunk size; keep a number that is set by `options`."""
         chunk = getattr(config, "chunk", None)
         is_set = "chunk" in options and isinstance(chunk, int)
         if config.workers == 1 or chunk is None or is_set:

@@ -56,7 +56,7 @@ class Forecast(Steady):
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """Samples per second with which synchronous training would reach a loss equally fast.
+        """Samples per second at which synchronous training would learn as fast as this strategy.
 
         0 if the strategy changes training and `steps_to_loss` is unknown.
         """
@@ -195,7 +195,7 @@ def of_learning(steps: StepsToLoss | None) -> str:
 def _fed(
     machine: Machine, workers: int, samples_per_step: float, step_s: float
 ) -> tuple[float, tuple[str, ...]]:
-    """Lengthen a step if a host reads samples too slowly; return its seconds, and a note if so."""
+    """Return a step's seconds, and a note if slow reading of samples lengthens the step."""
     on_host = Counter(device.host for device in devices_of(machine, workers))
     for host in machine.hosts:
         wanted = on_host[host.name] / min(workers, machine.num_devices) * samples_per_step
@@ -240,7 +240,7 @@ def range_of(step_s: float, share: float) -> tuple[float, float]:
 def half_width(machine: Machine, parts: Breakdown) -> float:
     """Return half the width of the range of likely step times, relative to the step."""
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
-    if not machine.usual_losses.spread:  # a profile of all workers in parallel
+    if not machine.usual_losses.spread:  # speeds of a profile, which already include the spread
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
         return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
     exchanged = min(1.0, parts.communication_s / whole)

@@ -15,7 +15,7 @@ from paceline.core.workload import Workload
 from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
-_GAIN = 1.02  # more workers must multiply the throughput by at least this factor
+_GAIN = 1.02  # recommend more workers only if they multiply the throughput by this factor
 _NUM_DIGITS = 12  # significant digits of compared throughputs, to ignore rounding errors
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -96,7 +96,7 @@ class Ranking(Sequence[Forecast]):
 
 
 def placements(machine: Machine, workers: int) -> dict[str, Machine]:
-    """Return a variant of the machine for each way to choose devices, by the way's name.
+    """Return a variant of the machine for each way to choose devices, by name.
 
     The names are "as listed", "spread" (over hosts) and "fastest". In each variant the chosen
     devices come first; rank 0 uses the first device, and so on. If two ways choose the same
@@ -298,7 +298,7 @@ def _part(
     if not strategy.planning.symmetric and part is not machine and count > most:
         raise InvalidInput(
             "workers",
-            f"must be at most {most} with strategy {strategy.name}",
+            f"must be at most {most} to plan strategy {strategy.name} in seconds",
             got=count,
             hint="" if asked else f"pass --workers {count}, if the model has few layers",
         )

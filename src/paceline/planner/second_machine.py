@@ -46,11 +46,11 @@ class Requirement:
     """The slowest second machine, and the slowest links, with which an exchange pays.
 
     `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
-    local. `speed`: least speed of the second machine with the machine file's links, relative to the
-    speed in that file; None if no tried speed is enough. `bits_per_s`: least bandwidth of the links
-    between hosts, for each of `SecondMachine.speeds`; None if no tried
-    bandwidth is enough. `is_learning_known`: whether strategy local is compared by its time to a
-    loss; if not, it is compared by samples per second.
+    local. `speed`: least speed of the second machine that pays with the links of the machine file,
+    as a multiple of its speed in that file. `bits_per_s`: least bandwidth of the links between
+    hosts that pays, for each of `SecondMachine.speeds`. In both, None means that no tried value is
+    enough. `is_learning_known`: whether strategy local is compared by its time to a loss; if not,
+    it is compared by samples per second.
     """
 
     exchange: Exchange
@@ -169,9 +169,9 @@ class _Question:
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
         """Return the factor by which to scale each device's speed in a plan with equal batches.
 
-        At the scaled speed, an equal batch takes as long as the device's share of the batch takes
-        at its speed in `speeds`, which is relative to the machine file. Returns None if a device's
-        share would have no sample.
+        Let a device compute its own share of the batch at its speed in `speeds`. At the scaled
+        speed, an equal batch takes the same time. All speeds are relative to the machine file.
+        Returns None if a device's share would have no sample.
         """
         pairs = list(zip(self.seconds, speeds, strict=True))
         per_s = sum(speed / own.per_sample for own, speed in pairs)
@@ -186,7 +186,7 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Fit each device's step time to forecasts with an equal share and with the whole batch."""
+        """Fit each device's linear model to forecasts of an equal share and a whole batch."""
         known: dict[tuple[float, ...], _Seconds] = {}
         samples = self.workload.batch_size
         for device in self.machine.devices:

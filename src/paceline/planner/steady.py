@@ -159,7 +159,7 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 
 
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
-    """Return which share of a device's computing time overlaps exchanges, and which only copies.
+    """Return two shares of a device's computing time: during exchanges, and during copies only.
 
     `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
     a GPU, sums in the host's memory are not exchanges.

@@ -23,7 +23,7 @@ from paceline.core.timeline import Span
 from paceline.links.clock import Clock, DeviceClock
 from paceline.training.models.layers import LayerModule, layers_of
 
-# Pairs of a layer's name and of the layer's start or end, as a clock mark or in seconds.
+# Pairs of a layer's name and the time when it starts or ends: a clock mark, or seconds.
 Borders = list[tuple[str, Any]]
 # Triples of a layer's name, and of the layer's start and end in seconds.
 Shares = list[tuple[str, float, float]]
@@ -200,7 +200,7 @@ class Recorder:
     def start_trace(self, model: nn.Module | None = None, num_kept: int | None = None) -> None:
         """Begin to record phases, exchanges and the layers of `model`.
 
-        `num_kept`: minimum number of last steps to keep; None keeps all steps.
+        `num_kept`: keep at least this number of the latest steps; None: keep all steps.
         """
         self.stop_trace()
         self._marks = LayerMarks(() if model is None else layers_of(model), self._marks.clock)
@@ -318,8 +318,8 @@ class Recorder:
             between = [*pauses, *((copy.start_s, copy.end_s) for copy in inside)]
             for part, start, end in self._shares(phase, inside):
                 within = [one for one in between if start <= one[0] and one[1] <= end]
-                # Exclude copies and pauses. In backward they are at the start of a layer's time
-                # (copies by hooks of the previous layer), in other phases at the end.
+                # Exclude copies and pauses. In backward they come first in a layer's time, because
+                # hooks of the previous layer make the copies; in other phases they come last.
                 if phase.kind is Kind.BACKWARD:
                     start = max((last for _, last in within), default=start)
                 else:
@@ -357,7 +357,7 @@ class Recorder:
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers; without recorded layers, divide the phase at `copies`.
+        """Divide a phase among its layers; without recorded layers, end a part at each copy.
 
         The time before a copy gets the copy's name; the time after the last copy gets the name "".
         """
@@ -375,7 +375,7 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Return `moment` or, if it is between gradients of a layer, the time of the layer's last one.
+    """Move `moment` to a layer's last gradient if it is between gradients of that layer.
 
     Autograd may compute a layer's gradients together but return them one after the other, so a
     collective may start before the last gradient is returned. In a plan, however, all gradients of

@@ -39,7 +39,7 @@ _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
 _BY_NAME = re.compile(
     r"(?:(?P<hosts>\d+)x)?(?P<devices>\d+)x(?P<device>[a-z][a-z0-9-]*)(?:\+(?:(?P<rails>\d+)x)?(?P<network>[a-z0-9-]+))?"
 )
-_SWITCH, _LINKS = "switch", "links"  # names of the switch of hosts, and of a host's devices
+_SWITCH, _LINKS = "switch", "links"  # names of the switches between hosts and inside a host
 
 
 class KnownLink(Fact):
@@ -58,7 +58,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Fields of one of the two links in the route between two devices or two hosts."""
+        """Fields of each of the two links in a route, which share the latency equally."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,
@@ -102,7 +102,7 @@ def known_link(name: str) -> KnownLink:
 
 
 class EqualDevices(Fact):
-    """Equal devices on equal hosts, by names of the catalogue.
+    """Equal devices on equal hosts, named as in the catalogue.
 
     `device`: a GPU model. `devices`: number of devices on each host. `link`: link between the
     devices of a host; by default the GPU model's link. `network`: network between hosts. `rails`:
@@ -125,7 +125,7 @@ class EqualDevices(Fact):
         return self
 
     def machine(self, name: str, losses: Losses | None = None) -> Machine:
-        """Build the machine, or a cluster if it has several hosts.
+        """Build the machine; with several hosts, the result is a cluster.
 
         Raises InvalidInput for unknown names.
         """

@@ -46,7 +46,7 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the given settings over the settings `below`; tables are merged by key.
+    """Merge settings: `given` takes precedence over `below`, also within tables.
 
     A given `codec` replaces the options that it sets: option `codec`, or those in a list such as
     gradients=half. `epochs` replaces `steps` and vice versa, `device` replaces `slowdown` and vice
@@ -67,7 +67,7 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """If `values` contain `resume`, merge them over the settings of the run in that folder.
+    """Merge `values` over the settings of the run in folder `values["resume"]`, if given.
 
     Raises InvalidInput if the folder contains no run.
     """
@@ -123,7 +123,7 @@ def to_toml(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to TOML's types: None becomes "null", a value of any other type its text."""
+    """Convert a value to TOML's types: None to "null", types that TOML lacks to text."""
     if value is None:
         return _NULL
     if isinstance(value, Mapping):

@@ -55,7 +55,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def _expected(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return a hint for an error: the valid fields, an example of a missing field, or ""."""
+    """Return a hint for an unknown or missing field; "" for other errors."""
     fault = fault_of(error)
     *inside, last = [part for part in fault["loc"] if isinstance(part, str)] or [""]
     for part in inside:
@@ -79,9 +79,9 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _check_connected(machine: Machine, path: Path) -> None:
-    """Raise InvalidInput if links do not connect the first device with all others and servers.
+    """Raise InvalidInput if links do not connect all devices and servers.
 
-    CPU devices of one host communicate through its memory, and need no link. Each host without
+    CPU devices of one host communicate through its memory, and need no link. A host without
     devices counts as a server.
     """
     first = place_of(machine.devices[0])
