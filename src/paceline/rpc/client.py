@@ -68,9 +68,7 @@ class Outbox:
         self.session = NO_NONCE
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
         self._sent = 0  # the number of the last request that was sent over this connection
-        self._next = (
-            1  # number of the next request, from 1: the hub reports 0 if it has received none
-        )
+        self._next = 1  # the next request's number; 0 is the hub's report of no request
         self._max_message_nbytes = 0
         self._has_restarted = False
 

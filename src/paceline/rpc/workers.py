@@ -135,9 +135,7 @@ class WorkerPool:
     """Starts a worker process that runs `module` for each item of `settings`."""
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
-        self._processes: dict[
-            processes.Process, tuple[int, ...]
-        ] = {}  # each process's worker numbers
+        self._processes: dict[processes.Process, tuple[int, ...]] = {}  # and their worker numbers
         self._signals = WorkerSignals()
         try:
             for one in settings:
