@@ -66,7 +66,7 @@ class ProfileSettings(Record):
 
 
 def validated_profile(values: dict[str, Any]) -> ProfileSettings:
-    """Validate the settings of a profile; InvalidInput names the wrong field."""
+    """Validate the settings of a profile; InvalidInput names the invalid field."""
     settings = validated(ProfileSettings, values)
     strategy_config(find_exchange(settings.strategy), settings.options, settings.workers)
     return settings
@@ -101,7 +101,7 @@ class LayerRow(Record):
 
 
 class StageRow(Record):
-    """A part of the step; all parts except "hidden" add up to the step."""
+    """A part of the step; all except "hidden" (exchange during computation) add up to it."""
 
     stage: Stage
     seconds: _NotNegative
@@ -121,7 +121,7 @@ class OverheadRow(Record):
     what: str
     seconds: float
     share: float
-    calls: float | None = None  # calls in a step; None: waiting time has no calls
+    calls: float | None = None  # number of calls in a step; None if not counted
 
 
 class OperatorRow(Record):
@@ -203,12 +203,12 @@ class LargestBatch(Record):
 class ProfileResult(Record):
     """The result of a profile; times are per step.
 
-    Recorded steps are traced; plain steps alternate with them and are only timed. `step`: time of
-    plain steps. `recorded_step`: time of recorded steps. `cost`: recording time relative to a plain
-    step. `stages`: means over the workers' recorded timelines. `recorded_typical_s`: mean time of
-    recorded steps by the clock. `unrest`: relative spread of all workers' plain steps
-    (`core.losses`). `operators`: operators on worker 0. `kernels_s`: time of kernels and copies on
-    worker 0's GPU; None on a CPU.
+    Recorded steps are traced; plain steps alternate with them and are only timed. `step`: times
+    of plain steps. `recorded_step`: times of recorded steps. `cost`: recording time relative to a
+    plain step. `stages`: means over the workers' recorded timelines. `recorded_typical_s`: mean
+    time of recorded steps, without the fastest and the slowest quarter. `unrest`: relative spread
+    of all workers' plain steps. `operators`: operators on worker 0. `kernels_s`: time of kernels
+    and copies on worker 0's GPU; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"

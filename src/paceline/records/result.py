@@ -31,10 +31,10 @@ class PlanRow(Record):
     without exchange. `link_nbytes_per_step`: bytes sent over each link and direction (in a ring:
     over the slowest link). `memory_nbytes`: bytes needed on each device, and on each host that
     holds tensors. `hosts`: number of hosts of the workers. `is_balanced`: whether faster
-    workers get more samples. `after_backward`: seconds of backward and exchange; None if the
-    strategy does not report them. `is_same_training`: whether the plan trains like one worker with
-    the whole batch. `steps_to_loss`: number of steps to a given loss, relative to synchronous
-    training; None if unknown.
+    workers get more samples. `after_backward`: times of backward, and of the exchange that
+    continues after it; None if the strategy does not report them. `is_same_training`: whether the
+    plan trains like one worker with the whole batch. `steps_to_loss`: number of steps to a given
+    loss, relative to synchronous training; None if unknown.
     """
 
     strategy: str
@@ -94,7 +94,7 @@ class AdviceRow(Record):
 
     `pays`: whether the codec is faster even if its step takes the longest expected time, and the
     step without a codec the shortest. `link_busy`: share of a step in which the busiest link
-    transmits, in the best plan with as many workers and no codec.
+    transmits, in the best plan without a codec that has the same number of workers.
     """
 
     pays: bool
@@ -131,8 +131,8 @@ class RankingRows(Record):
     """All plans of a machine, best first.
 
     `workers_worth`: the smallest number of workers with a throughput within 2 % of the best; None
-    if only one number of workers, greater than 1, was planned. `alone_samples_per_s`: throughput
-    of the best single worker, if planned.
+    if all plans have the same number of workers, unless that is 1. `alone_samples_per_s`:
+    throughput of the best single worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]
@@ -194,7 +194,9 @@ class RunResult(RunMetrics):
                 raise ValueError("step_s: must be given if comparison is given")
             if not str(self.settings.workers).isdecimal():
                 workers = shown(self.settings.workers)
-                raise ValueError(f"settings.workers: must be an integer (got {workers})")
+                raise ValueError(
+                    f"settings.workers: must be an integer if comparison is given (got {workers})"
+                )
         return self
 
     @property
@@ -209,7 +211,7 @@ class RunResult(RunMetrics):
 
     @property
     def predicted_range_s(self) -> tuple[float, float] | None:
-        """The shortest and longest expected step time; None if no plan has the predicted time."""
+        """The run's shortest and longest expected step time; None if its plan is unknown."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
                 return plan.range_s
@@ -240,8 +242,8 @@ class PlanResult(Record):
     """The plans of a model on a machine, best first.
 
     `machine`: a machine file's name, or "this machine". `facts`: Paceline's version, and a
-    description of this machine. `second_machine`: the least speed of a second machine, and the
-    least bandwidth of the links to it, with which training becomes faster; None if not calculated.
+    description of this machine. `second_machine`: how fast a second machine and the links to it
+    must be to make training faster; None if not calculated.
     """
 
     kind: Literal["plan"] = "plan"

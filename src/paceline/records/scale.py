@@ -23,9 +23,9 @@ _MOST = 64  # maximum number of values in a list, such as --workers
 class Point(NamedTuple):
     """A strategy (`method`) with a number of workers and a batch size.
 
-    With scaling "strong" `batch` is the batch size of all workers together; otherwise `batch` is
-    the batch size of each worker. With "weak" an epoch's samples grow with the number of workers.
-    "strong-per-worker" is the scaling in figure 3 of Mojumder et al. 2018.
+    Scaling "strong": `batch` is the batch size of all workers together. "strong-per-worker":
+    `batch` is the batch size of each worker (figure 3 of Mojumder et al. 2018). "weak": the
+    same, but an epoch's samples grow with the number of workers.
     """
 
     method: str
@@ -70,14 +70,18 @@ class ScaleSettings(Record):
         tuple(EXCHANGES), description="Strategies to compare, such as allreduce,tree."
     )
     scaling: _Scalings = Field(
-        ("strong",), description="Workers share a batch (strong), or each has its own batch (weak)."
+        ("strong",),
+        description="Workers share a batch (strong), or each has one (strong-per-worker, weak).",
     )
     overhead: bool = Field(
         False, description="Run each exchange with a single worker, too, to measure its overhead."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),
-        description="Kinds of step times to find. Default: rehearsed with --device, else measured.",
+        description=(
+            "Kinds of step times: measured, rehearsed or predicted. "
+            "Default: rehearsed with --device, else measured."
+        ),
     )
     device: str | None = Field(None, description="Device to emulate: a name, or FILE.toml:NAME.")
     machine: str | None = Field(
@@ -94,7 +98,7 @@ class ScaleSettings(Record):
     )
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Number of classes of the random samples.")
-    profile_s: Seconds = Field(1.0, description="Seconds of the profile before planning.")
+    profile_s: Seconds = Field(1.0, description="Seconds to profile the model before planning.")
     deadline_s: Seconds = Field(600.0, description="Time limit of a repetition in seconds.")
 
     @field_validator("strategy")
@@ -155,9 +159,9 @@ class ScaleCell(Record):
 
     `batch`: as in `Point`. `epoch_s`: number of steps times the median step time of the
     repetitions. `spread`: quartiles of the repetitions; in a predicted cell, the range that should
-    contain the measured epoch in nine of ten cases. `forward_s` to `idle_s`: parts of `epoch_s`;
-    the remaining time is loading. `memory_bytes`: largest memory of a worker. `capacity_bytes`:
-    available memory of a worker. A cell with an `error` has none of these values.
+    contain the measured epoch in nine of ten cases. The times from `forward_s` to `idle_s` are
+    parts of `epoch_s`; the remaining time is loading. `memory_bytes`: largest memory of a worker.
+    `capacity_bytes`: available memory of a worker. A cell with an `error` has none of these values.
     """
 
     method: str
@@ -184,7 +188,7 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """Samples of the cell's epoch, in multiples of the setting `samples`."""
+        """The number of samples in the cell's epoch, divided by the setting `samples`."""
         return self.workers if self.scaling == "weak" else 1
 
 
@@ -198,7 +202,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Relative throughput: samples per second in multiples of the setting `samples`."""
+        """Relative throughput: samples per second, divided by the setting `samples`."""
         return self.num_shares / self.epoch_s
 
     @property

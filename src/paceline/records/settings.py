@@ -55,18 +55,18 @@ class PlanSettings(Record):
     measured: str | None = Field(
         None,
         description=(
-            "Measured samples per second of one device: 350/s, 350/s@128 at batch 128, or the "
-            "folder of a `paceline profile` of the model."
+            "Measured samples per second of one device, such as 350/s or 350/s@128 (batch size "
+            "128), or the folder of a `paceline profile` of the model."
         ),
     )
-    profile_s: Seconds = Field(4.0, description="Seconds of the profile before planning.")
+    profile_s: Seconds = Field(4.0, description="Seconds to profile the model before planning.")
     output: Path | None = Field(
         None, description="Folder in which to create a folder with the plan and its report."
     )
 
 
 def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
-    """Validate the settings of a training; InvalidInput names the wrong field.
+    """Validate the settings of a training; InvalidInput names the invalid field.
 
     A setting of None gets the default of the strategy or of a built-in model. For a user's model
     the setting stays None, because the user's recipe may define its own optimizer.
@@ -83,7 +83,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
-        is_balanced = False  # keep_all is allowed, because strategy auto may leave out workers
+        is_balanced = False  # accept keep_all: without it, strategy auto may leave out workers
     else:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).options.settings
@@ -94,7 +94,7 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
 
 
 def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
-    """Validate the settings of a rehearsal; InvalidInput names the wrong field."""
+    """Validate the settings of a rehearsal; InvalidInput names the invalid field."""
     given = {name: value for name, value in values.items() if value is not None}
     settings = validated(RehearseSettings, _of_strategy(given, RehearseSettings))
     if not strategy_of(settings).is_rehearsed:
@@ -114,7 +114,9 @@ def _check(settings: RunSettings) -> None:
         configuration(settings)
     running = strategy_of(settings).running if is_named else None
     if settings.profile_s == 0 and not (running and running.may_skip_profile):
-        raise InvalidInput("profile_s", "must be greater than 0", got=0)
+        raise InvalidInput(
+            "profile_s", "must be greater than 0 for a strategy that needs a profile", got=0
+        )
 
 
 def strategy_of(settings: RunSettings) -> Strategy:
@@ -123,14 +125,14 @@ def strategy_of(settings: RunSettings) -> Strategy:
 
 
 def configuration(settings: RunSettings) -> Any:
-    """Return the configuration of a run's strategy; InvalidInput names the wrong field."""
+    """Return the configuration of a run's strategy; InvalidInput names the invalid field."""
     strategy = strategy_of(settings)
     num_workers = strategy.options.count_workers(settings.workers)
     return strategy_config(strategy, settings.options, num_workers)
 
 
 def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers: int) -> Any:
-    """Build the configuration of a run from options; InvalidInput names the wrong option."""
+    """Build the configuration of a run from options; InvalidInput names the invalid option."""
     for field, why in strategy.options.refused_options.items():
         if field in options:
             raise InvalidInput(f"options.{field}", why)
@@ -138,7 +140,7 @@ def strategy_config(strategy: Strategy, options: Mapping[str, Any], num_workers:
 
 
 def check_options(strategy: Strategy, options: Mapping[str, Any], num_workers: int = 1) -> Any:
-    """Build the configuration of a plan from options; InvalidInput names the wrong option."""
+    """Build the configuration of a plan from options; InvalidInput names the invalid option."""
     if "workers" in options:
         raise InvalidInput("options", "cannot contain workers", hint="set workers separately")
     known = [name for name in signature(strategy.config).parameters if name != "workers"]
@@ -156,7 +158,7 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
-    own = strategy.options.defaults  # some are not settings of a rehearsal
+    own = strategy.options.defaults  # some belong to settings that a rehearsal lacks
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
     if strategy.options.count_workers is number_of:
@@ -244,7 +246,7 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
 
 
 def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
-    """Parse the setting `codec`: return the codec (None for "none") of each codec field named."""
+    """Parse the setting `codec`; return the codec of each field that it names, None for "none"."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
         return {"codec": None if text == "none" else text}

@@ -209,7 +209,7 @@ def _axis(settings: Described) -> Described:
 
 
 def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> Described:
-    """Return a panel's title as a plotly annotation: centred, or if `is_left` above row names.
+    """Return a panel's title as a plotly annotation: centred, or at the left edge if `is_left`.
 
     `across`: left and right end of the panel. `top`: upper end. All are fractions of the figure.
     """

@@ -87,7 +87,7 @@ def share(fraction: float, decimals: int = 1, signed: bool = False) -> Quantity:
 def change_text(change: float | None) -> str:
     """Format a relative change: 0.123 as "+12.3 %", None as "-".
 
-    A change of 9 or more is shown as the ratio of the values: 252 as "253 times".
+    A change of 9 or more is shown as the ratio of the values, 1 + `change`: 252 as "253 times".
     """
     if change is None:
         return "-"

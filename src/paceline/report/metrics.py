@@ -273,10 +273,10 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add to `found` how much less time a plan that changes training needs to the same loss.
+    """Add to `found` the fraction of training time that a plan saves by changing training.
 
-    Such a plan, for example with strategy local, must have a known number of steps to a loss.
-    `best`: the recommended plan, with which it is compared.
+    Times until the same loss are compared. The plan, for example with strategy local, must have a
+    known number of steps to a loss. `best`: the recommended plan, with which it is compared.
     """
 
     def rate(plan: PlanRow) -> float:
@@ -291,7 +291,7 @@ def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> N
 
 
 def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
-    """Add to `found` the fraction of workers without which training is hardly slower.
+    """Add to `found` the fraction of workers whose removal would hardly slow down training.
 
     `rates`: best throughput for each number of workers.
     """

@@ -55,7 +55,7 @@ def _environment() -> Environment:
 
 
 def _with_time(run_id: str) -> str:
-    """Format a run's id; one with a date as "Run 20261129-201332-gpt, 2026-11-29 20:13:32"."""
+    """Format an id as "Run ID", followed by the id's date, if any: ", 2026-11-29 20:13:32"."""
     shown = f"Run {run_id}"
     with suppress(ValueError):
         shown += datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").strftime(", %Y-%m-%d %H:%M:%S")

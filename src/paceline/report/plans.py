@@ -149,8 +149,8 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
     """Return a sentence on how long strategies still communicate after backward.
 
-    Compares plans without a codec: the best plan, and plans with as many workers on the same
-    devices. `plans`: best first. Returns None if no plan reports these times.
+    Compares plans without a codec: the best plan, and plans with the same number of workers
+    on the same devices. `plans`: best first. Returns None if no plan reports these times.
     """
     rows = [one for one in plans if one.codec is None and one.after_backward is not None]
     if not rows:
@@ -193,7 +193,7 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Describe the exchange for which a second machine must meet `one`, as "without a codec".
+    """Describe the exchange to which a requirement applies, for example as "without a codec".
 
     A note is added if training's number of steps to a loss is unknown, so samples/s are compared.
     """
@@ -219,10 +219,10 @@ def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
 def present(
     out: Console, result: PlanResult, title: str, folder: Path | None, *, form: Form, drawing: str
 ) -> None:
-    """Print plans as text, Markdown or JSON, and as text also the path of their folder.
+    """Print plans as text, Markdown or JSON.
 
-    `folder`: None if the plans were not saved. `drawing`: picture of the best plan as text; unless
-    it is "", explanations are printed, too.
+    `folder`: where the plans were saved, or None. `drawing`: picture of the best plan as text;
+    unless it is "", explanations are printed, too.
     """
     if form == "json":
         out.print_json(data=_data(result, folder, drawing), highlight=out.is_terminal)
@@ -336,7 +336,7 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
 
 
 def _second_machine(found: SecondMachine) -> Described:
-    """Draw the least bandwidth with which a second machine speeds up training, by its speed."""
+    """Draw the least bandwidth to a second machine that speeds up training, by machine speed."""
     names = [str(Fraction(speed)) for speed in found.speeds]
     lines = []
     for i, one in enumerate(found.requirements):

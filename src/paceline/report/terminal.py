@@ -41,7 +41,7 @@ def log_to_stderr(*, quiet: bool = False) -> None:
 
 
 def shown(title: str, content: tables.Table, *, gap: int | None = None) -> Table:
-    """Convert a table to a rich table: boxed, or without a box and `gap` spaces after columns."""
+    """Convert a table to a rich table with a box, or with `gap` spaces after each column."""
     style = {} if gap is None else {"box": None, "padding": (0, gap, 0, 0)}
     grid = Table(title=title, title_justify="left", **style)  # type: ignore[arg-type]
     for column in content.columns:

@@ -86,7 +86,7 @@ class BatchLayout:
         self._num_classes: int | None = None
         if recipe.target_nbytes(1) is None:
             self._num_classes = recipe.num_classes
-            (numbers,) = targets.leaves  # class indices, as in Table 1 of Du et al. 2017
+            (numbers,) = targets.leaves  # class indices, sent as int32 (Du et al. 2017, Table 1)
             targets = targets._replace(leaves=(numbers._replace(wire_dtype=torch.int32),))
         self._targets = targets
 
@@ -119,7 +119,7 @@ class BatchLayout:
         )
 
     def check_parts(self, parts: Parts, count: int) -> None:
-        """Raise InvalidInput if a received part has not the size of `count` samples' targets."""
+        """Raise InvalidInput unless each received part has the size of `count` samples' targets."""
         for part, own in zip(parts, self._targets.leaves, strict=True):
             expected = count * prod(own.shape) * own.wire_dtype.itemsize
             if part.nbytes != expected:

@@ -68,7 +68,7 @@ class Outbox:
         self.session = NO_NONCE
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
         self._sent = 0  # the number of the last request that was sent over this connection
-        self._next = 1  # number of the next request; the hub reports 0 if it has received none
+        self._next = 1  # the next request's number; 0 is the hub's report of no request
         self._max_message_nbytes = 0
         self._has_restarted = False
 
@@ -151,7 +151,7 @@ class Outbox:
                 self.changed.notify_all()
 
     def fail(self, error: PacelineError) -> None:
-        """Make all pending and later requests raise `error`, or the error of the first `fail`."""
+        """Make all pending and later requests raise `error`; only the first call's error counts."""
         with self.changed:
             self.failure = self.failure or error
             self._end(self.failure)
@@ -296,7 +296,7 @@ class Client:
         self._heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
-        self.settings = settings  # set first: after `join`, the constructor returns
+        self.settings = settings  # set before `join`, which lets the constructor return
         most = int.from_bytes(max_nbytes, "little")
         if not self._outbox.join(session, most, header.sequence):
             logger.warning("worker %d: the hub was restarted", self._worker)

@@ -111,7 +111,9 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if memoryview(piece).nbytes != nbytes or zlib.crc32(piece) != checksum:
         raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
-        raise ProtocolError(f"{num_parts} parts: above {MAX_PARTS}, or below the number of sizes")
+        raise ProtocolError(
+            f"{num_parts} parts: more than {MAX_PARTS}, or fewer than the header's sizes"
+        )
     total = sum(sizes)
     is_within = total <= MAX_MESSAGE_NBYTES and offset + nbytes <= total and nbytes <= PIECE_NBYTES
     if not is_within or (total and not nbytes):  # only an empty message has an empty piece

@@ -145,7 +145,7 @@ def bind_address(text: str, *, has_keys: bool) -> str:
 def connect_address(text: str, *, has_keys: bool) -> str:
     """Check and return a hub's address.
 
-    Raises InvalidInput if the port is missing, or for another than a loopback address without keys.
+    Raises InvalidInput if the port is missing. Without keys, only loopback addresses are valid.
     """
     _, port = _host_and_port(text, "connect", has_keys=has_keys)
     if not port:

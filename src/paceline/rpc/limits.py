@@ -11,20 +11,20 @@ from importlib.metadata import version
 from paceline.core.errors import InvalidInput, printable
 from paceline.rpc.frames import NONCE_NBYTES
 
-WINDOW = 8  # most requests without an acknowledged reply, for each worker
-QUEUED_PIECES = 32  # most pieces queued in each direction of a connection: 8 MiB
+WINDOW = 8  # maximum number of a worker's requests without an acknowledged reply
+QUEUED_PIECES = 32  # maximum number of pieces queued in each direction of a connection: 8 MiB
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
 RECONNECT_S = 5.0  # a worker without a connection for this time is lost
 LOST_S = 60.0  # a connected worker without a message for this time is lost
-CREDIT_MESSAGES = 2  # most unanswered requests of the largest size: one executes, one arrives
+CREDIT_MESSAGES = 2  # maximum unanswered requests of the largest size: one executes, one arrives
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
 RELEASE = f"paceline {version('paceline')}"  # hub and workers must run the same release
 
 _LOG_PAUSE_S = 5.0
-MOST_TEXT = 300  # most characters of a peer's text in a log line or an error
+MOST_TEXT = 300  # maximum characters of a peer's text in a log line or an error
 
 
 def nonce_of(run_id: str) -> bytes:

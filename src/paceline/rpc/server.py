@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _DRAIN_S = 2.0
 _POLL_MS = 250
 _BLOCKED_MS = 2  # ZeroMQ does not report when one of many connections has room again: poll often
-_PIECES_PER_WORKER = limits.QUEUED_PIECES // 2  # most pieces sent before another worker's pieces
+_PIECES_PER_WORKER = limits.QUEUED_PIECES // 2  # maximum pieces before the next worker's turn
 
 
 @dataclass(frozen=True)

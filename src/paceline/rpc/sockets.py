@@ -103,7 +103,7 @@ class Connection:
 
     def receive(self) -> Iterator[tuple[Buffer, Buffer]]:
         """Yield the header and the payload of each piece that has arrived."""
-        for _ in range(QUEUED_PIECES):  # bounded, so that the caller also sends
+        for _ in range(QUEUED_PIECES):  # bounded, so that the caller can send in between
             try:
                 frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
@@ -172,7 +172,7 @@ class Router:
 
     def receive(self) -> Iterator[Arrival]:
         """Yield the messages that have arrived."""
-        for _ in range(4 * QUEUED_PIECES):  # bounded, so that the caller also sends
+        for _ in range(4 * QUEUED_PIECES):  # bounded, so that the caller can send in between
             try:
                 route, *frames = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:

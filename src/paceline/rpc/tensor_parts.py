@@ -26,7 +26,7 @@ Parts = tuple[memoryview, ...]
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenate the values of all tensors, each in row-major order, into a new vector."""
-    if not tensors:  # a head without layers
+    if not tensors:  # the head (last layers) may be empty
         return torch.empty(0)
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
