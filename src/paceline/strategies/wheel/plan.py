@@ -205,7 +205,7 @@ class _WindowTasks:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
-        """Return the task that uses a worker's gradients: a child hub's sum, or an update."""
+        """Return the task after which the hub has summed or applied a worker's gradients."""
         update = TaskId(step, Kind.STEP, "", worker)
         return update if self.hubs is None else self.hubs.summed(step, worker)
 

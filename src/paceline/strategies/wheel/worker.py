@@ -112,7 +112,7 @@ class BodyWorker:
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # Leave the turns: the hub waits for BEGIN from all workers, so that this device's other
+            # Leave the turns: the hub waits for BEGIN from all workers, so this device's other
             # workers must get turns before this worker continues.
             self._turns.leave(self.worker)
             self._body.zero_grad()
