@@ -47,7 +47,7 @@ from paceline.strategies.subbatch.head import (
     update_work,
 )
 
-LOSS, LABELS = "loss", "labels"  # `Task.part` of these exchanges
+LOSS, LABELS = "loss", "labels"  # `Task.part` of the exchanges of loss terms and of targets
 _LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
 # Bytes of a target, and of a message's header, which has the numbers of samples and rows.
 _LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8

@@ -1,4 +1,4 @@
-"""Measure the hub's device, and describe the machine by measured devices and links, for plans."""
+"""Measure the hub's device; build the machine for plans from measured devices and links."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -11,7 +11,7 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Names of modules that worker processes and child hubs run; importing one would import torch.
+# Modules that worker processes and child hubs run: only names, because the modules import torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
 _REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
