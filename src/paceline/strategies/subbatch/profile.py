@@ -1,8 +1,8 @@
 """Measure each part of a step separately, and count the bytes that workers send in a plan.
 
 The profile runs real steps, but without overlap: each exchange ends before the next computation
-begins, and the body's gradients are exchanged after its backward pass. A simulation of
-the plan then predicts the overlap of normal steps.
+begins, and the body's gradients are exchanged after its backward pass. A simulation of the plan
+then predicts the overlap of normal steps.
 """
 
 from collections.abc import Iterator

@@ -55,7 +55,7 @@ _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """The result of a forward pass; `answer`: a future of the hub's reply (activation gradients)."""
+    """The result of a forward pass; `answer`: future of the reply (activation gradients)."""
 
     version: int
     outputs: Tensor
