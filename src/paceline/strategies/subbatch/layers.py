@@ -22,7 +22,7 @@ from paceline.training.models.sharded import Shard, Sharding
 
 
 def dropout_seed(seed: int, step: int, name: str) -> int:
-    """Return the seed of a dropout mask; `seed`: of the run, `name`: name of the dropout module."""
+    """Return the seed for the mask of dropout module `name` in a step; `seed`: the run's seed."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -59,7 +59,7 @@ class DropoutMasks:
 class _Saved:
     """The tensors that a layer keeps for the backward pass of a sub-batch.
 
-    `leaf`: the autograd leaf: the outputs of a linear layer, the inputs of a BatchNorm1d.
+    `leaf`: the leaf for autograd, which is a linear layer's outputs or a BatchNorm1d's inputs.
     """
 
     inputs: Tensor

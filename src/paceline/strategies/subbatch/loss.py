@@ -1,4 +1,4 @@
-"""Cut the batch of a step into sub-batches, and compute its cross entropy over ranks.
+"""Cut a step's batch into sub-batches; compute the cross entropy of logits split among ranks.
 
 A row is a sample of a classifier, or a token of a language model, whose samples have T rows.
 
@@ -40,7 +40,7 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
         raise InvalidInput(
             "data",
             f"must have samples of equal length: {len(targets)} samples have {len(rows)} targets, "
-            f"but at most {most} if all are as long as the first",
+            f"but samples as long as the first one have at most {most}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -60,8 +60,9 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
 class StepBatch:
     """The batch of a step over all ranks, cut into sub-batches.
 
-    `targets`: the targets of all rows, in rank order. `rows[rank][number]`: indices in the batch of
-    a rank's rows in sub-batch `number`. `num_counted`: number of rows that count in the loss.
+    `targets`: the targets of all rows, in rank order. `rows[rank][number]`: the rows of `rank` in
+    sub-batch `number`, as indices into `targets`. `num_counted`: number of rows that count in the
+    loss.
     """
 
     targets: Tensor
@@ -114,10 +115,11 @@ def loss_terms(logits: Tensor, targets: Tensor, shard: Shard) -> Tensor:
 class CrossEntropy:
     """The cross entropy of each row, and two values per row for its gradients.
 
-    `losses`: 0 for ignored rows. `largest`: M. `log_sum`: log S. All have shape (N,), and are
-    computed from the terms m, s and t (`loss_terms`) by maximum and sums over ranks:
+    From the ranks' terms m, s and t of a row (`loss_terms`):
 
         M = max m,    S = sum of s exp(m - M),    loss = log S + M - sum of t
+
+    `losses`: 0 for ignored rows. `largest`: M. `log_sum`: log S. All have shape (N,).
     """
 
     losses: Tensor
@@ -135,7 +137,7 @@ class CrossEntropy:
         return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
 
     def gradients(self, logits: Tensor, targets: Tensor, shard: Shard, scale: float) -> Tensor:
-        """Return the gradients of a rank's logits, of shape (N, size), for `scale` * sum(losses).
+        """Return the gradients of `scale` * sum(losses) with respect to a rank's logits: (N, size).
 
         The gradient of a row's loss with respect to a logit is exp(logit - M) / S, minus 1 for the
         target's logit. `shard`: the rank's columns.
@@ -156,8 +158,8 @@ def _own_targets(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
 def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     """Raise InvalidInput unless a recipe's loss is cross entropy with one target per row.
 
-    `outputs`: the model's outputs, of which only the shape is used. To check the recipe's score,
-    calls it once with zeros as outputs.
+    `outputs`: the model's outputs, of which only the shape is used. Calls the recipe's score
+    once with zeros as outputs, to check that the score works.
     """
     loss = recipe.loss
     if isinstance(targets, Tensor) and targets.dtype == torch.bool:

@@ -23,8 +23,9 @@ SubBatchTimes = Callable[[int, int], tuple[float, float, float]]
 class PacedHeadLayer(HeadLayer):
     """A layer of the head that sleeps for given times instead of computing.
 
-    `num_inputs`: None for a BatchNorm1d. `times(number, num_rows)`: returns the seconds of the
-    forward pass, of input gradients and of weight gradients in sub-batch `number`.
+    `num_inputs`: inputs of a linear layer; None for a BatchNorm1d. `times(number, num_rows)`:
+    returns the seconds of the forward pass, of input gradients and of weight gradients in sub-batch
+    `number`.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._times = times
-        self._num_rows: dict[int, int] = {}  # rows of each sub-batch
+        self._num_rows: dict[int, int] = {}  # number of rows of each sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Sleep as long as the forward pass would take, and return zeros instead of outputs."""

@@ -47,7 +47,7 @@ from paceline.strategies.subbatch.head import (
     update_work,
 )
 
-LOSS, LABELS = "loss", "labels"  # `Task.part` of these exchanges
+LOSS, LABELS = "loss", "labels"  # `Task.part` of the exchanges of loss terms and of targets
 _LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
 # Bytes of a target, and of a message's header, which has the numbers of samples and rows.
 _LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8
@@ -123,8 +123,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # The first node's devices may represent equal nodes. Its workers have the largest shares,
-        # so ignore the shares of other nodes.
+        # `devices` may be only those of the first of several equal nodes. That node's workers
+        # have the largest shares, so ignore the other shares.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
@@ -133,8 +133,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
     """Yield the configurations that the planner compares, which differ in the sub-batch's size.
 
-    Yields 1, 2, 4, ... sub-batches per step, as long as `config` has more, then `config`. If the
-    user has set `sub_batch`, yields only `config`.
+    Yields variants with 1, 2, 4, ... sub-batches per step, but fewer than `config` has, and then
+    `config` itself. If the user has set `sub_batch`, yields only `config`.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -146,7 +146,7 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """A sub-batch in a layer of the head: a worker's costs, and the layer's exchanges.
+    """A layer's work per worker in one sub-batch, and the layer's exchanges.
 
     `gathered`: the all-gather of the inputs. `returned`: the reduce-scatter of their gradients.
     """
@@ -192,7 +192,7 @@ class _SubBatchPlan:
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's forward pass; `done`: each worker's last task, updated."""
+        """Yield the tasks of a layer's forward pass; update `done`, each worker's last task."""
         if part.gathered is not None:
             for worker, ready in enumerate(done):
                 yield from part.gathered.encodes(step, worker, ready)
@@ -206,7 +206,7 @@ class _SubBatchPlan:
             done[worker] = own
 
     def _backward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
-        """Yield the tasks of a layer's backward pass; `done`: each worker's last task, updated."""
+        """Yield the tasks of a layer's backward pass; update `done`, each worker's last task."""
         for worker, device in enumerate(self.devices):
             on = (compute_lane(device.name),)
             own = TaskId(step, Kind.BACKWARD, part.layer, worker, self.number)
@@ -232,7 +232,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step; all workers have the costs of the largest head part."""
+    """Yield the sub-batches of a step; every worker is planned with the largest head part."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None

@@ -1,8 +1,8 @@
 """Measure each part of a step separately, and count the bytes that workers send in a plan.
 
 The profile runs real steps, but without overlap: each exchange ends before the next computation
-begins, and the body's gradients are exchanged after its backward pass. The overlap of normal steps
-follows from simulating the plan.
+begins, and the body's gradients are exchanged after its backward pass. A simulation of the plan
+then predicts the overlap of normal steps.
 """
 
 from collections.abc import Iterator
@@ -33,11 +33,11 @@ from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 
-ANY_SPEED = Speed(1e9, 1e9)  # any value: the profile measures every part of a step
+ANY_SPEED = Speed(1e9, 1e9)  # arbitrary, because the profile measures every part of a step
 _NUM_WARM_UP = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 40
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=float("inf"), decode_values_per_s=float("inf"))
-_ANY_LINE = LinearTime(0.0, 1e-9)  # any value: the profile measures every exchange
+_ANY_LINE = LinearTime(0.0, 1e-9)  # arbitrary, because the profile measures every exchange
 _LEARNING_RATE = 1e-6  # small, to avoid NaNs and denormals, which would change computing times
 
 
@@ -109,8 +109,8 @@ def _calibrated(
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # Sub-batches share a layer's compute time, so its key has no sub-batch. All workers take part
-    # in an exchange, so its key has no `owner`.
+    # Assume that a layer takes equal time in all sub-batches: the layer's key has no sub-batch. All
+    # workers take part in an exchange, so the exchange's key has no `owner`.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),

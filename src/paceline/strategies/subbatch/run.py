@@ -139,7 +139,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
 def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
-    assert device is not None  # else `slowdown` is set, which subbatch refuses
+    assert device is not None  # None would mean `slowdown`, which subbatch refuses
     sizes = shares(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]

@@ -4,7 +4,7 @@ Rank 0 gathers the rows of split tensors. Each rank loads its own rows, so the n
 change. A checkpoint has these files:
 
     model.safetensors        the whole model
-    optimizer.safetensors    the tensors of optimizers, as OPTIMIZER/...
+    optimizer.safetensors    the tensors of optimizers, named OPTIMIZER/...
     training.json            all other values of optimizers and schedulers, and the number of steps
 """
 

@@ -281,7 +281,8 @@ class SubBatchPass:
     """Runs the forward and the backward pass of one sub-batch through the head.
 
     `activations`: the outputs of this rank's body for the sub-batch, of shape (N, features). After
-    `run`, `gradients` are their gradients, and `loss` is the sub-batch's summand of the mean loss.
+    `run`, `gradients` has the gradients of `activations`, and `loss` has the sub-batch's summand of
+    the mean loss.
     """
 
     def __init__(
@@ -306,7 +307,7 @@ class SubBatchPass:
         self.loss = activations.new_zeros(())
 
     def run(self) -> Iterator[None]:
-        """Run the sub-batch; yield after beginning each exchange, so that others can compute."""
+        """Run the sub-batch; yield after starting each exchange, to let other sub-batches run."""
         values, last = self._activations, self._layers[-1]
         for place, layer in enumerate(self._layers):
             if layer.is_linear:

@@ -152,7 +152,7 @@ def _critical_path(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """A cost model whose unit of time is the time of a message; forward and backward take none.
+    """A cost model in units of a message's time; forward and backward passes take no time.
 
     `addition`: the time of an addition in this unit.
     """

@@ -70,7 +70,7 @@ class FlatGradients:
         self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
 
     def copy_out(self) -> list[int]:
-        """Replace gradients that changed on any rank by means; return the parameters' indices."""
+        """Set gradients that changed on any rank to their means; return the parameters' indices."""
         indices = []
         for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
             if not count:
@@ -159,7 +159,7 @@ class TreeExchange(Exchange):
         self._bytes_received += values.nbytes
 
     def discard(self) -> None:
-        """Raise InvalidInput, because the other ranks wait for this rank's gradients."""
+        """Refuse to cancel the step (InvalidInput): other ranks wait for this rank's gradients."""
         problem = "cannot discard a step after a failed backward pass"
         hint = "end the run, or use exchange='host' on one machine"
         raise InvalidInput("exchange", problem, hint=hint)

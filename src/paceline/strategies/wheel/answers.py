@@ -38,7 +38,7 @@ _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
 _ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # requests that are refused for completed steps
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
-_AHEAD = 1  # a request may be for this many steps after the worker's first incomplete step
+_AHEAD = 1  # a request's step may exceed the worker's first incomplete step by this number
 
 
 class Gate:
@@ -90,7 +90,7 @@ class Gate:
     def done(
         self, worker: int, message: Message, *, is_child: bool
     ) -> tuple[Trace, ChildReport | None]:
-        """Decode a DONE request: a worker's trace and, from some child hubs, a report.
+        """Decode a DONE request: a worker's trace and, from a rehearsal's child hubs, a report.
 
         Raises InvalidInput if the worker has not completed all steps.
         """
@@ -149,8 +149,8 @@ class Answers:
     def execute(self, request: RpcRequest) -> Message | None:
         """Check and execute a request; return the reply, or None if the reply must wait.
 
-        Raises InvalidInput if the request is not allowed now. Raises InvalidInput or WorkerLost if
-        the request reports that the worker has failed.
+        Raises InvalidInput if the request is not allowed now. If it reports the worker's failure,
+        raises InvalidInput for a failure by invalid input, otherwise WorkerLost.
         """
         worker, message = request.worker, request.message
         if message.topic in OF_STEPS and worker not in self._server.workers.live:
@@ -200,7 +200,7 @@ class Answers:
     def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
         """Return the sent bytes, and the bytes planned by Table 1 of Du et al. 2017."""
         job, spec = self._job, self._job.spec
-        sizes: Counter[int] = Counter()  # number of workers' batches of each size
+        sizes: Counter[int] = Counter()  # number of the workers' batches, by batch size
         for worker in set(range(spec.config.workers)) - self.children.workers:
             each = [job.share(worker, step)[0] for step in range(job.steps_per_epoch)]
             whole, rest = divmod(spec.num_steps, len(each))
@@ -212,7 +212,7 @@ class Answers:
         return Counter(self.nbytes), planned
 
     def sent_share(self) -> SentShare | None:
-        """Compare the share of gradient values that a codec declares to send with the sent share.
+        """Compare the sent share of gradient values with the share that the codec declares.
 
         Returns None if no codec encodes gradients.
         """
@@ -249,7 +249,10 @@ class Answers:
         endpoint, step = self._of_head[worker], message.step
         batches, parts = self._job.batches, tensor_parts.parts_of(message)
         if len(parts) <= batches.num_parts:
-            raise InvalidInput("activations", f"must follow {batches.num_parts} parts of targets")
+            raise InvalidInput(
+                "activations",
+                f"must be in the same message, after {batches.num_parts} parts of targets",
+            )
         count, weight = self._job.share(worker, step)
         of_targets, rest = parts[: batches.num_parts], parts[batches.num_parts :]
         for purpose in (Purpose.LABELS, Purpose.ACTIVATIONS):

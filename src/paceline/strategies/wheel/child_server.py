@@ -75,7 +75,7 @@ class ChildServer(ParameterServer):
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether a worker may begin a step now: not waiting for workers or the parent."""
+        """Return whether a worker may begin now; otherwise it waits for workers or the parent."""
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
@@ -92,14 +92,14 @@ class ChildServer(ParameterServer):
         self._count(mean.losses)
 
     def _count(self, losses: Mapping[int, LossSum]) -> None:
-        """Add the losses of an update, by epoch, to the sum; send the mean of a complete sum."""
+        """Add an update's losses by epoch; if the sum of gradients is complete, send its mean."""
         assert self._sum is not None
         for epoch, loss in losses.items():
             self._sum.losses[epoch] += loss
         self._send(self._gather)
 
     def _apply(self, version: int, gradients: list[Tensor]) -> None:
-        """Add gradients of parameters of `version` to the sum; take no optimizer step."""
+        """Add gradients for parameters of `version` to the sum; do not update the parameters."""
         vector = tensor_parts.flatten(gradients)
         if self._sum is None:
             self._sum = GradientSum(vector, version)
@@ -110,7 +110,7 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Send the mean gradients of at least `least` updates, if no exchange is running."""
+        """Send the mean gradients if no exchange runs and the sum has `least` or more updates."""
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return

@@ -180,11 +180,11 @@ class RunSpec(Record):
 
     @property
     def num_parts(self) -> int:
-        """The number of parts of a step's samples: one per worker of all hubs at this level."""
+        """The number of parts of a step's samples: one per worker of this hub and its siblings."""
         return self.place[1] * self.config.workers
 
     def part(self, worker: int) -> int:
-        """Return the index of the part, of `num_parts` parts, of a step's samples for a worker."""
+        """Return the index, below `num_parts`, of a worker's part of a step's samples."""
         return self.place[0] * self.config.workers + worker
 
     @property

@@ -180,8 +180,8 @@ class Hub:
     ) -> Message:
         """Drop a worker that failed or sent an invalid request; return the refusal to send.
 
-        The worker may join again. The run ends if this hub has started the worker, because the
-        other workers would fail, too, or if all live workers have sent NaN or infinite values.
+        The worker may join again. The run ends if all live workers have sent NaN or infinite
+        values. It also ends if this hub has started the worker: the others would fail, too.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite)

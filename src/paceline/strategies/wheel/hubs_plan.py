@@ -32,7 +32,8 @@ from paceline.strategies.wheel.split import MessageSize
 
 GRADIENTS, PARAMETERS = "hubs_gradients", "hubs_parameters"
 SUM, COPY = "sum", "copy"
-# Bytes read and written per byte of gradients: a sum reads two and writes one, a copy one and one.
+# Bytes read and written per byte of gradients: a sum reads two bytes and writes one, a copy reads
+# one byte and writes one.
 _SUM_TRAFFIC, _COPY_TRAFFIC = 3, 2
 
 
@@ -87,8 +88,9 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, SUM, worker)
 
     def add(self, step: int, worker: int, halves: tuple[TaskId, ...]) -> Iterator[Task]:
-        """Yield the task that adds a worker's gradients and, if a mean is complete, its update.
+        """Yield the task that adds a worker's gradients to its hub's sum.
 
+        If the sum is then complete, also yields the message to the root and the root's update.
         `halves`: the tasks after which the child hub has the gradients of body and head.
         """
         child, own = self._of_worker[worker], self.summed(step, worker)
@@ -105,7 +107,7 @@ class HubExchanges:
         return TaskId(step, Kind.REDUCE, COPY, worker)
 
     def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
-        """Yield the root's replies to those child hubs whose mean one of `workers` completed.
+        """Yield the root's reply for each of `workers` whose gradients of `step` completed a mean.
 
         The root sends all of these replies after the updates with all of these means.
         """

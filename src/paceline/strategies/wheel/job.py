@@ -266,7 +266,7 @@ def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
 
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
-    """Return the layers of a model whose first parameter has one of the given names."""
+    """Return each layer of `model` whose first parameter is named in `names`."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
 
@@ -304,7 +304,7 @@ def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config:
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Add failed cuts to the workload; InvalidInput names tied weights that prevent all cuts."""
+    """Add failed cuts to the workload; if tied weights prevent all, InvalidInput names them."""
     try:
         split(workload, config)
     except InvalidInput:
@@ -316,7 +316,7 @@ def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) 
 
 
 def _traced(session: TrainingSession, parts: Split, sizes: Sequence[int], **fields: Any) -> RunSpec:
-    """Build the spec of a run; `sizes`: the steps of each epoch; `fields`: other fields."""
+    """Build a run's spec, and choose its traced steps; `sizes`: each epoch's number of steps."""
     named = replace(session.config, head=parts.first)
     epoch, step = traced_steps(sizes)
     return RunSpec(

@@ -1,4 +1,4 @@
-"""Measure the hub's device, and describe the machine by measured devices and links, for plans."""
+"""Measure the hub's device; build the machine for plans from measured devices and links."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.data.batch import Batch
 
-# For the copies while the hub answers a worker: what is copied, and the row (lane) in the trace.
+# By kind of copy in the hub's answer to a worker: what is copied, and the lane (row) in the trace.
 _COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),

@@ -115,7 +115,7 @@ def limit(machine: Machine, config: Wheel, timeline: Timeline) -> str | None:
     """Return a sentence about the hub if a hub is the bottleneck, otherwise None.
 
     A hub is the bottleneck if its device computes longer than the average device of its workers.
-    The ratio of these times is p k / t of section 3.4.1, plus the time of updates. If the ratio is
+    The ratio of these times is p k / t of section 3.4.1, but includes updates. If the ratio is
     above 1, more workers do not help. A hub that often waits for messages is no bottleneck.
     """
     placement = place(machine, config)
@@ -205,7 +205,7 @@ class _WindowTasks:
         return Message(self.routes[worker][purpose], step, purpose, worker)
 
     def _held_by_hub(self, step: int, worker: int) -> TaskId:
-        """Return the task that uses a worker's gradients: a child hub's sum, or an update."""
+        """Return the task after which the hub has summed or applied a worker's gradients."""
         update = TaskId(step, Kind.STEP, "", worker)
         return update if self.hubs is None else self.hubs.summed(step, worker)
 

@@ -63,8 +63,8 @@ def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> 
 def check_codecs(config: Wheel, dtype: torch.dtype) -> None:
     """Check that the configured codecs can encode their messages.
 
-    Raises InvalidInput if `dtype` is not float32, or if messages other than gradients have a codec
-    with error feedback.
+    Raises InvalidInput if there is a codec and `dtype` is not float32, or if messages other than
+    gradients have a codec with error feedback.
     """
     for purpose, codec in config.codecs.items():
         find_codec(codec)

@@ -11,7 +11,7 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Names of modules that worker processes and child hubs run; importing one would import torch.
+# Modules that worker processes and child hubs run: only names, because the modules import torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
 _REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
@@ -26,8 +26,8 @@ _REFUSED = {  # options that a child hub cannot have, with hints
 class ChildSettings(ConnectingWorkers):
     """The settings of `paceline hub --parent`, a hub that is a worker of a parent hub.
 
-    `number`: this hub's number among the parent's workers. `options`: the strategy's options for
-    this hub's workers. Without `listen`, as in rehearsals, this hub starts its workers.
+    `number`: index of this hub among the parent's workers, from 0. `options`: the strategy's
+    options for this hub's workers. Without `listen`, as in rehearsals, this hub starts its workers.
     """
 
     connect: str = Field(description="Address of the parent hub, of which this hub is a worker.")
@@ -35,7 +35,7 @@ class ChildSettings(ConnectingWorkers):
         None, description="Address to listen on for workers, such as tcp://10.0.0.1:5555."
     )
     number: int = Field(
-        0, ge=0, lt=2**32, description="Number of this hub among the parent's workers."
+        0, ge=0, lt=2**32, description="Index of this hub among the parent's workers, from 0."
     )
     gather: int | None = Field(
         None,
@@ -43,7 +43,7 @@ class ChildSettings(ConnectingWorkers):
         description="Send the mean gradients of this many steps at a time. Default: --workers.",
     )
     parent_keys: Path | None = Field(
-        None, description="Folder with the parent's hub.pub, and a worker.key to connect to it."
+        None, description="Folder with the parent's hub.pub and this hub's worker.key."
     )
     workers: int = Field(
         2, ge=1, le=4096, description="Number of workers of this hub, on all machines."
@@ -56,7 +56,7 @@ class ChildSettings(ConnectingWorkers):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """This hub's number among the parent's workers, as the only element."""
+        """The index of this hub, the only worker of the parent in this process."""
         return (self.number,)
 
     def config(self, head: str | None = None) -> Wheel:

@@ -83,7 +83,7 @@ class Message(NamedTuple):
     worker: int
 
     def tasks(self, after: TaskIds) -> Generator[Task, None, TaskIds]:
-        """Yield the tasks of all stages, which begin after `after`; return the last stage's ids."""
+        """Yield all stages' tasks, which follow the tasks `after`; return the last stage's ids."""
         for stage in self.way:
             own = self._stage(stage, after)
             yield from own

@@ -75,7 +75,7 @@ class WheelRunner:
             job = jobs.training_job(session, settings, device)
             test, every = self._test, settings.evaluate_every
         self._job, self.workload = job, job.workload
-        self._config = job.spec.tree or job.spec.config  # here `head` is set, unlike the session's
+        self._config = job.spec.tree or job.spec.config  # unlike session.config, has `head` set
         self.samples_per_step = len(job.recipe.samples) / job.steps_per_epoch
         self.about = _about(session, job)
         check_codecs(job.spec.config, job.halves.body_parameters[0].dtype)
@@ -97,7 +97,7 @@ class WheelRunner:
         self._calibrated: PricedMachine | None = None
 
     def measure(self) -> PricedMachine | None:
-        """Wait for the workers; return the measured machine; None if data are missing."""
+        """Wait for workers; return the measured machine, or None if a device was not measured."""
         own, of_workers = self._hub.wait_for_workers(), self._hub.answers.profiles
         if own is not None:
             measured = self._job.workload, self._config, own, of_workers
@@ -202,7 +202,7 @@ class WheelRunner:
         return simulate(planned, calibrated.cost), conform(planned, happened, _SLACK_S)
 
     def _step_seconds(self) -> list[float]:
-        """Return the seconds of each measured step: of as many updates as there are workers.
+        """Return the seconds of each measured step, which consists of one update per worker.
 
         The first steps, which are irregular, and the last step, which no forward follows, are not
         measured. In a tree of hubs, an update may contain several steps or part of a step, so the

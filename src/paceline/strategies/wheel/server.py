@@ -41,7 +41,7 @@ ALL_WORKERS = "all workers"  # the only key in `Updates.staleness` of this strat
 class GradientSum:
     """The sum of the gradients of `count` steps, as a vector of all parameters' gradients.
 
-    A step's weight in the sum is its number of samples divided by the average step's number.
+    A step's weight in the sum is its number of samples, divided by the mean number per step.
     `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
     by epoch.
     """

@@ -24,8 +24,8 @@ from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class index is sent as a 32-bit integer
 _MATRIX = 2  # dimensions of a matrix; a convolution's weight has more
-# A layer that applies its matrix once to each sample computes about one product of matrix and
-# vector per sample. An embedding computes none, and a layer on tokens computes several.
+# Limits for the number of products of matrix and vector that a layer computes per sample. A
+# layer on whole samples computes about one, an embedding none, a layer on tokens several.
 _NO_PRODUCT, _SEVERAL = 0.5, 2
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Split before the layer with index `first`; after the last, the head is only the loss."""
+        """Split before the layer with index `first`; at len(layers), the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)

@@ -34,7 +34,7 @@ from paceline.strategies.wheel.server import GradientSum, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
-_MOST_BELOW = 1000  # most workers of a child hub
+_MOST_BELOW = 1000  # largest number of workers of a child hub
 _LOSS_FIELDS = 3  # numbers sent for an epoch: the epoch, its samples, the sum of their losses
 
 
@@ -118,7 +118,7 @@ class ChildHubs:
         for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
             is_whole = epoch == int(epoch) and num_samples == int(num_samples)
             if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                problem = f"cannot be of {num_samples} samples in epoch {epoch}"
+                problem = f"must have valid epochs and sample counts, not {epoch} and {num_samples}"
                 raise InvalidInput("losses", problem)
             if abs(total) > LARGEST_LOSS * max(1, num_samples):
                 raise NonFinite("the training loss of a child hub is too large")

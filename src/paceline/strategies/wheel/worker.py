@@ -55,7 +55,7 @@ _MIN_PROBE_NBYTES = 64 * 1024
 
 
 class Forward(NamedTuple):
-    """The result of a forward pass; `answer`: the hub's future reply, the activation gradients."""
+    """The result of a forward pass; `answer`: future of the reply (activation gradients)."""
 
     version: int
     outputs: Tensor
@@ -112,7 +112,7 @@ class BodyWorker:
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # Leave the turns: the hub waits for BEGIN from all workers, so that this device's other
+            # Leave the turns: the hub waits for BEGIN from all workers, so this device's other
             # workers must get turns before this worker continues.
             self._turns.leave(self.worker)
             self._body.zero_grad()

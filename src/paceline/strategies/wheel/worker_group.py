@@ -1,4 +1,4 @@
-"""Track which workers of a hub wait, measure their links, train, are late, lost or done."""
+"""Track the state of a hub's workers: waiting, measuring links, training, late, lost or done."""
 
 import logging
 import time
@@ -16,12 +16,12 @@ from paceline.strategies.wheel.staleness import Workers
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 32  # number of recorded times per worker, each from a reply to the next request
+_KEPT = 32  # number of times kept per worker; a time lasts from a reply to the next request
 _TIMES = 20.0  # until its next request, a worker may take this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
-_MOST_PROBES = 200  # most probes of one worker
-_MOST_LOST = 1000  # most recorded reasons in `lost`; a worker may be lost many times
+_MOST_PROBES = 200  # largest number of probes from one worker
+_MOST_LOST = 1000  # largest number of reasons in `lost`; a worker may be lost many times
 
 
 class ProgressDeadline:

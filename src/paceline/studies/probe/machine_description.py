@@ -19,7 +19,7 @@ class RankFigures(BaseModel, frozen=True):
     """The measurements of one rank, and facts about its device and host.
 
     `copies`: memory copies in bytes per second. `sum_s`: seconds of a sum in shared memory.
-    `codec_latencies`: seconds that each codec adds. Both are measured only with several ranks.
+    `codec_latencies`: seconds that each codec adds. A single rank measures neither of these two.
     `host_codecs`: speeds on the CPU, measured only by the first rank of a host with GPUs.
     """
 

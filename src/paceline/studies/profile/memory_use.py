@@ -52,7 +52,7 @@ def peak_nbytes(device: torch.device) -> int:
 
 
 def free_nbytes(device: torch.device) -> int:
-    """Return the bytes that a new process can use on a GPU, or in this container for a CPU."""
+    """Return the free bytes for a new process: on the GPU or, for a CPU, in this container."""
     if (memory := device_of(device).memory_nbytes()) is not None:
         return memory[0]
     free = available_nbytes()
