@@ -88,7 +88,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe with the name `model`; None if this name belongs to a model.
+    """Return the user's recipe named `model`; None if this name belongs to a model.
 
     Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
