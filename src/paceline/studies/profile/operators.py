@@ -1,8 +1,8 @@
 """Record steps with torch.profiler: time by operator, between operators, and in total.
 
 On a CPU, an operator's time is its self time. On a GPU, an operator's time is that of its kernels,
-and host time counts as overhead. The total time of kernels is reported, too, because Paceline's GPU
-spans include gaps: a layer's span lasts until the next layer begins, even if the GPU is idle.
+and host time counts as overhead. The total time of kernels is also reported; it excludes the GPU's
+idle time. Paceline's own spans include idle time, because they end when the next layer begins.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ _NUM_STEPS = 3
 _STEP_US = 1e-6 / _NUM_STEPS  # converts microseconds in all steps to seconds per step
 _MOST_CALLS = 8  # maximum number of rows for calls of CUDA or of the exchange
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
-# Starts of the names of profiler ranges that are not operators, and labels for their self time.
+# Maps name prefixes of profiler ranges that are not operators to labels of their self time.
 _BETWEEN = {
     _PREFIX: "Python and dispatch between operators",
     "autograd::engine": "autograd's own bookkeeping",
@@ -59,10 +59,10 @@ class Annotating(Recorder):
 class ThroughTorch:
     """The times per step that torch.profiler measured on one rank.
 
-    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: time of each phase,
-    such as forward, by Paceline and by torch.profiler; empty on a GPU. `between`: host time between
-    operators, including waits for other ranks. `calls`: host time in calls of CUDA and of the
-    exchange. `operators`: self time of each operator.
+    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: each phase's time as
+    measured by Paceline and by torch.profiler; empty on a GPU. `between`: host time between
+    operators, including waits for other ranks. `calls`: host time in calls of CUDA, c10d, Gloo and
+    NCCL. `operators`: self time of each operator.
     """
 
     kernels_s: float | None

@@ -122,7 +122,7 @@ def result_of(
 
 
 def _stages(found: profiled_steps.Findings) -> dict[str, Any]:
-    """Return the fields of `ProfileResult` on a step's parts, its phases, and calls and waits."""
+    """Return these fields of a `ProfileResult`: stages, forward, backward, update, overheads."""
     columns = zip(*(vars(breakdown(one)).values() for one in found.blocks.timelines), strict=True)
     mean = Breakdown(*map(fmean, columns))
     waits = (
@@ -190,7 +190,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
             busy = length(intersection(union(track), steps))
             seen[str(resource)].append((busy / len(steps), length(steps) / len(steps)))
     rows = {name: [fmean(column) for column in zip(*of, strict=True)] for name, of in seen.items()}
-    # Of each worker: processor time per step, averaged over its cores, and duration of a step.
+    # Gather from each worker: processor time per step and core, and duration of a step.
     own: list[Any] = group.gather([blocks.processor_s, fmean(chain.from_iterable(blocks.plain))])
     cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
     for name, (busy, step) in (*sorted(rows.items()), *cores):
@@ -198,6 +198,6 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
 
 
 def main() -> None:
-    """Run the process of one rank; its arguments are the settings as JSON and the folder's name."""
+    """Run one rank; the process's arguments are the settings as JSON and the run's id."""
     settings = profile.ProfileSettings.model_validate_json(sys.argv[1])
     leave(as_rank(partial(_profile_rank, settings, sys.argv[2]), settings.deadline_s))

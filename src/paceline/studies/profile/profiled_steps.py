@@ -37,12 +37,12 @@ from paceline.training.recipes.named import recipe_of, takes_any_data
 from paceline.training.recipes.optimizers import checked_optimizer
 from paceline.training.recipes.recipe import Recipe, built
 
-_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # enough samples for the ten classes of synthetic data
+_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # 40 samples suffice for ten synthetic classes
 _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
 SEED = 0  # seed of the weights, the samples and dropout
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
-_NUM_SETTLING = 2  # untimed steps after setting a recorder, which restarts the exchange
+_NUM_SETTLING = 2  # untimed steps after a recorder is set, because this restarts the exchange
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 def profiled_recipe(settings: ProfileSettings) -> Recipe:
     """Return the model's recipe, with the data set that the settings name.
 
-    If they name none, a model that accepts any data gets synthetic samples.
+    If they name none, a model that accepts any data gets synthetic samples, and other models get
+    their usual data.
     """
     spec = settings.data
     if spec in (None, SYNTHETIC) and takes_any_data(settings.model):
@@ -128,7 +129,8 @@ class Blocks:
     `plain` and `recorded`: step durations in each unrecorded and each recorded block, in seconds,
     without the block's first step. `spans`: this rank's spans in each recorded block. `timelines`:
     a timeline of all ranks for each recorded block. `processor_s`: processor time of a plain step,
-    averaged over steps and cores. `unrest`: relative spread of the slowest rank's plain steps.
+    averaged over steps and cores. `unrest`: half the distance between the quartiles of plain steps,
+    relative to their median; the slowest rank determines the duration of each step.
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -216,7 +218,7 @@ def _memory_alone(
         momentum=state_nbytes,
         features=kept_nbytes(workload.layers),
         inputs=workload.input_nbytes,
-        # Replace the momentum in replica_nbytes (as large as the gradients) by the actual state.
+        # replica_nbytes assumes a momentum as large as the gradients; use the actual state.
         predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
@@ -236,7 +238,7 @@ def measure(
 
     `num_steps`: least number of plain, and of recorded steps. The order within a pair alternates,
     so that a machine that slows down affects plain and recorded blocks equally. If the durations of
-    plain steps vary too much, as many blocks again are taken.
+    plain steps vary too much, the number of blocks is doubled.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
@@ -277,7 +279,8 @@ def _block(
 ) -> list[float]:
     """Take a block of steps, and return the durations of its last `size` steps in seconds.
 
-    The `settling + 1` steps before are not timed. `recorded`: record the steps after `settling`.
+    `settling`: number of first steps, neither recorded nor timed. The step after them is not timed
+    either. `recorded`: record all steps after the first `settling`.
     """
     training.replica.record(recorder if recorded else None)
     for _ in range(settling):

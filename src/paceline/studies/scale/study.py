@@ -58,10 +58,11 @@ class StudyModel:
     workload: Callable[[int], Workload]
 
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
-        """Predict a step on a machine's first `workers` devices, with the fastest chunk size.
+        """Predict a step on a machine's first `workers` devices.
 
-        `method`: name of the strategy. `batch_size`: samples of a step over all workers. Raises
-        InvalidInput if the machine lacks devices, links or memory.
+        `method`: name of the strategy. If it exchanges layers in chunks, the fastest chunk size is
+        used. `batch_size`: samples of a step over all workers. Raises InvalidInput if the machine
+        lacks devices, links or memory.
         """
         strategy = find_exchange(method)
         config = strategy.config(workers=workers)
@@ -151,7 +152,7 @@ class ScalingStudy:
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
         """Compute the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
-        # A worker can use its device's memory, or an equal share of this machine's memory.
+        # Workers share this machine's memory equally, unless their devices are given.
         capacity = memory_bytes() / run.workers
         if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)

@@ -68,7 +68,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
     if settings.machine is not None:
         kinds[Origin.PREDICTED] = (Origin.PREDICTED,)
     elif Origin.PREDICTED in settings.kinds:
-        # Without --machine, the predicted step comes from the training or rehearsal of that cell.
+        # Without --machine, a run that trains or rehearses a step also predicts this step.
         first = next(iter(kinds), Origin.MEASURED)
         kinds[first] = (*kinds.get(first, ()), Origin.PREDICTED)
     for (method, workers, batch_size), points in steps.items():
@@ -201,8 +201,8 @@ def cell(
 ) -> ScaleCell:
     """Compute a cell, which describes an epoch, from the step of each repetition of a run.
 
-    `samples`: number per epoch, or with weak scaling per epoch and worker. `capacity_bytes`: memory
-    that is available to a worker.
+    `samples`: samples per epoch; with weak scaling, samples of each worker per epoch.
+    `capacity_bytes`: memory that is available to a worker.
     """
     number = point.steps_of(samples)
     _, middle_s, _ = quartiles([step.seconds for step in steps])

@@ -34,7 +34,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class SparseFile:
-    """A parsed file: float32 features (scipy CSR), one label per sample, and the text's bytes."""
+    """A parsed file: float32 features (scipy CSR), a label per sample, and the text's size."""
 
     path: Path
     features: Any
@@ -65,7 +65,7 @@ def _content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield pieces of a decompressed file; InvalidInput above `most` bytes or free memory."""
+    """Yield a file's unpacked pieces; raise InvalidInput beyond `most` bytes or free memory."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -171,8 +171,8 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if there are too many features for `shape` or for free memory.
 
-    `is_stated`: the shape is taken from the file's highest feature index. Then also raises
-    InvalidInput if this index is implausibly large for the file's size.
+    `is_stated`: `shape` is not the user's, but stated by the file through its highest feature
+    index. Then also raises InvalidInput if this index is implausibly large for the file's size.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):

@@ -137,10 +137,10 @@ class BalancedSampler(_Batches):
         self.most: tuple[int | None, ...] = (None,) * world_size if most is None else tuple(most)
         bounds = [batch_size if bound is None else bound for bound in self.most]
         if len(bounds) != world_size or min(bounds) < 0:
-            problem = f"must have a number of samples or None for each of {world_size} ranks"
+            problem = f"must be {world_size} limits of the ranks' shares, each at least 0, or None"
             raise InvalidInput("most", problem, got=list(self.most))
         if sum(bounds) < batch_size:
-            problem = f"must add up to at least {batch_size}, the batch size"
+            problem = f"must allow the ranks together at least {batch_size} samples, the batch size"
             raise InvalidInput("most", problem, got=list(self.most))
         equal = apportion(batch_size, [1.0] * world_size, self.most)
         self._changes: list[tuple[Position, tuple[int, ...]]] = [((0, 0), equal)]
@@ -154,11 +154,11 @@ class BalancedSampler(_Batches):
     def update(self, shares: Sequence[int], first: Position | None = None) -> None:
         """Set each rank's number of samples per batch, from position `first` on.
 
-        A position is (number of epochs begun, number of batches drawn in this epoch); `drawn` is
-        the current position of this rank's sampler. `first` must not be before any rank's `drawn`:
-        DataLoaders with worker processes draw batches ahead of training. If `first` is None, the
-        new shares apply to the next batch drawn. All ranks must pass the same arguments. Raises
-        InvalidInput if the shares do not add up to `batch_size`, or if a share exceeds `most`.
+        A position is (number of epochs begun, number of batches drawn in this epoch). `drawn` is
+        this rank's current position, which may be ahead of training, as DataLoaders prefetch.
+        `first` must not be before the `drawn` of any rank. If `first` is None, the new shares apply
+        to the next batch drawn. All ranks must pass the same arguments. Raises InvalidInput if the
+        shares do not add up to `batch_size`, or if a share exceeds `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"
@@ -169,7 +169,7 @@ class BalancedSampler(_Batches):
                 raise InvalidInput("shares", problem, got=share)
         start: Position = self.drawn if first is None else (first[0], first[1])
         if start < self.drawn:
-            problem = f"must be at least {self.drawn}, this rank's position"
+            problem = f"must not be before {self.drawn}, the position that this rank has reached"
             raise InvalidInput("first", problem, got=start)
         # Forget old changes of the shares: only the latest one before `drawn` is still in use.
         passed = sum(place <= self.drawn for place, _ in self._changes)

@@ -24,7 +24,7 @@ FORMS = (
 _NUMBER = "[1-9][0-9]{0,8}"
 _SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
 _OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
-_PATTERN_SIDE = 4  # pixels per side before upsampling; such patterns survive pooling layers
+_PATTERN_SIDE = 4  # a pattern's pixels per side before upsampling; coarse patterns survive pooling
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:

@@ -38,7 +38,7 @@ _FORWARDS = (nn.Linear.forward, nn.BatchNorm1d.forward)  # layers that override 
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer of the head; `following`: (name, operation) pairs that precede the next layer."""
+    """A layer of the head; `following`: (name, operation) pairs between it and the next layer."""
 
     name: str
     module: nn.Linear | nn.BatchNorm1d
@@ -74,7 +74,7 @@ def partition(
             if id(parameter) in in_body:
                 raise refusal(f"an earlier layer also uses {one.name}.{key}")
     if not any(parameter.requires_grad for parameter in body.parameters()):
-        raise refusal("no layer before this layer is trainable")
+        raise refusal("no layer before the head is trainable")
     return body, head
 
 
@@ -87,7 +87,7 @@ def _traced(
         raise refusal(f"tracing the forward pass failed: {first_line(error)}") from error
     called = [node.target if node.op == "call_module" else None for node in nodes]
     if names[0] not in called:
-        raise refusal("the forward pass never calls this layer")
+        raise refusal("the forward pass never calls the head's first layer")
     border = called.index(names[0])
     if any(node.target is F.dropout for node in nodes):
         raise refusal("the model calls the function dropout()", hint="use nn.Dropout")
@@ -124,8 +124,8 @@ def _head(
 ) -> tuple[TracedLayer, ...]:
     """Return the head's layers, with the operations between them.
 
-    `nodes`: the graph from the first layer of the head on. Raises `refusal` unless each node uses
-    only the output of the previous node.
+    `nodes`: the graph from the first layer of the head on. Raises InvalidInput unless each node
+    uses only the output of the previous node. `refusal`: creates the error.
     """
     chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, Operation]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
@@ -159,7 +159,7 @@ def _layer(module: nn.Module, name: str, refusal: _Refusal) -> nn.Linear | nn.Ba
 
 
 def _between(model: nn.Module, node: fx.Node, refusal: _Refusal) -> Operation:
-    """Return the operation of `node`; raise `refusal` unless it can run on a subset of columns."""
+    """Return the operation of `node`; raise InvalidInput unless it is elementwise or dropout."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         kind = type(module)

@@ -46,7 +46,7 @@ class Lap(NamedTuple):
 
 
 _NOTHING = Lap(Cost(), 0)
-_Laps = Mapping[int, Sequence[Lap]]  # for each layer, the parts of its backward, one per gradient
+_Laps = Mapping[int, Sequence[Lap]]  # each layer's laps in backward; a lap ends with a gradient
 
 
 @dataclass
@@ -54,9 +54,9 @@ class _Step:
     """The measurements of one training step; layers are indices into `layers_of(model)`.
 
     `forward`, `activation_nbytes`, `kept_nbytes`: values by layer, in the order of the layers'
-    first calls. `ready`: the keys are (layer, parameter) pairs that got a gradient, in the order of
-    each pair's last gradient. `laps`: for each gradient, its layer and the cost of backward since
-    the previous gradient.
+    first calls. `ready`: the keys are the (layer, parameter) pairs with a gradient, in the order
+    in which their gradients were complete. `laps`: for each gradient, its layer and the cost of
+    backward since the previous gradient.
     """
 
     forward: dict[int, Lap] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     step = _trace(model, example_batch, label)
     order, backward = list(step.forward), step.backward()
     for index in range(len(layers)):
-        if index not in step.forward:  # insert an uncalled layer after the one registered before
+        if index not in step.forward:  # insert an uncalled layer after its predecessor in the model
             order.insert(order.index(index - 1) + 1 if index else 0, index)
     never = [index for index in reversed(order) if index not in backward]
     return Workload(

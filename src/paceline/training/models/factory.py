@@ -57,7 +57,7 @@ class Architecture:
 def _gpts(
     name: str, make: Callable[..., nn.Module], context: int, vocabulary: int = 256
 ) -> dict[str, Architecture]:
-    """Return a GPT with tied weights as `name`, and with untied weights as NAME-untied."""
+    """Map `name` to a GPT with tied weights, and NAME-untied to one with untied weights."""
     shape = (context,), vocabulary, torch.int64
     untied = partial(make, tied=False)
     return {name: Architecture(make, *shape), f"{name}-untied": Architecture(untied, *shape)}

@@ -107,7 +107,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count forward's FLOPs per required gradient of input and weight, and the bias gradient."""
+    """Count forward's FLOPs for every required gradient, but only a sum for the bias gradient."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -132,7 +132,7 @@ def _rnn(args: Sequence[Any], out: Any) -> int:
 
 
 def _lstm_layer(args: Sequence[Any], out: Any) -> int:
-    """Count matrix products, and per unit 4 additions, 3 sigmoids, 2 tanh, 4 cell operations."""
+    """Count matrix products, and the additions, sigmoids, tanh and cell operations of each unit."""
     num_units = prod(args[0].shape[:2]) * args[2].shape[1]
     return int(_rnn(args, out) + num_units * (4 + 3 * 4 + 2 * 5 + 4))
 
@@ -164,8 +164,8 @@ _FORMULAS: dict[str, _Formula] = {
     "index_add": lambda args, out: args[3].numel(),
     "scatter_add": lambda args, out: args[3].numel(),
     "index_put": lambda args, out: args[2].numel() if len(args) > 3 and args[3] else 0,
-    # FLOPs per value: recompute the normalised value 2, two sums 3, input gradient 4 (1 in
-    # evaluation mode).
+    # FLOPs per value: 2 to recompute the normalised value, 3 for two sums, and 4 for the input
+    # gradient (1 in evaluation mode).
     "native_batch_norm_backward": lambda args, out: args[0].numel() * (9 if args[7] else 6),
     "cudnn_batch_norm_backward": lambda args, out: args[0].numel() * 9,  # only in training
     "_scaled_dot_product_flash_attention_for_cpu": lambda args, out: flop_registry[
@@ -176,7 +176,7 @@ _FORMULAS: dict[str, _Formula] = {
     ](*args[:4], out_val=out),
 }
 for _backend in ("native", "cudnn"):
-    # FLOPs per value: mean 1 and variance 3 (both only in training), normalise and scale 4.
+    # FLOPs per value: 4 to normalise and scale; in training, also 1 for the mean, 3 for variance.
     _FORMULAS[f"{_backend}_batch_norm"] = lambda args, out: args[0].numel() * (8 if args[5] else 4)
 for _layer, _formula in (("mkldnn_rnn_layer", _lstm_layer), ("_cudnn_rnn", _rnn)):
     _FORMULAS[_layer] = _formula

@@ -97,7 +97,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         for name in _shared(model, body, head):  # each half would train its own copy
             raise _refused(apart, f"layers before and after the cut use {name!r}", hint=UNTIE)
         if not trainable(body):
-            raise _refused(apart, "no layer before this layer is trainable")
+            raise _refused(apart, "no layer before the cut is trainable")
         crossing = _compared(model, body, head, inputs, apart)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     in_body, in_head = (tuple(names[id(one)] for one in trainable(half)) for half in (body, head))
@@ -218,7 +218,7 @@ def _halves(model: nn.Module, inputs: Any, first: str, refusal: str) -> tuple[nn
         raise _refused(refusal, problem, hint=_OTHER_LAYER) from error
     border = next((i for i, node in enumerate(nodes) if _uses(node, first)), None)
     if border is None:
-        raise _refused(refusal, "the forward pass never calls this layer")
+        raise _refused(refusal, "the forward pass never calls the layer at the cut")
     crossing = _crossing(nodes, border, refusal)
     body, head = fx.Graph(), fx.Graph()
     inside = _copy(nodes[:border], body, {})

@@ -149,7 +149,7 @@ def _grid17(width: int) -> Branches:
 
 
 def _grid8(channels: int) -> Branches:
-    """Build the block of Figure 7: two branches end in parallel 1x3 and 3x1 convolutions."""
+    """Build the paper's Figure 7 block: two branches end in parallel 1x3 and 3x1 convolutions."""
     return Branches(
         _conv(channels, 320, 1),
         nn.Sequential(_conv(channels, 384, 1), _split8()),

@@ -47,7 +47,7 @@ class LiveMemory:
                 self.nbytes += storage.nbytes()
 
     def update_peak(self, workspace_nbytes: int = 0) -> None:
-        """Raise the peak to the live bytes plus an operation's workspace."""
+        """Raise the peak to live bytes plus an operation's workspace, if this is more."""
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + workspace_nbytes)
 
     def lap(self) -> int:
@@ -99,7 +99,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment or, if `outside`, the model's caller reads tensors."""
+        """Record that the current segment reads tensors; if `outside`, the model's caller does."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)

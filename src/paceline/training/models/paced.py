@@ -32,7 +32,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.training.models.halves import Halves
 from paceline.training.models.layers import ROOT, LayerModule, layers_of
 
-QUEUED_S = 1e-3  # work in a GPU's queue: some tens of kernels of at least 10 us each
+QUEUED_S = 1e-3  # duration of the work in a GPU's queue: tens of kernels of 10 us or more
 
 
 class _PhaseClock:
@@ -67,7 +67,7 @@ class _PacedModule(nn.Module):
     """A module of the paced model, placed in the module tree by its name ("features.0")."""
 
     def forward(self, clock: _PhaseClock, seconds: float) -> None:
-        """Sleep for `seconds`; training calls the module, so that its forward hooks run."""
+        """Sleep for `seconds`. A module call, unlike `clock.spend`, also runs the forward hooks."""
         clock.spend(seconds)
 
 
@@ -98,7 +98,7 @@ class _Backward(torch.autograd.Function):
 class PacedModel(nn.Module):
     """A model whose layers sleep for given times instead of computing.
 
-    `forward_s`, `backward_s`: seconds of each layer of `workload.layers` (`core.cost.LayerTimes`).
+    `forward_s`, `backward_s`: seconds of each layer, in the order of `workload.layers`.
     For this model, `layers_of` returns layers and parameters with the real model's names and
     shapes, in forward order. Gradients become ready in the workload's backward order; the gradients
     of one layer become ready together. `output_shape`: shape of the output for one sample.
@@ -205,7 +205,7 @@ def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Mod
 
 
 class _ZeroGradients(torch.autograd.Function):
-    """In backward, returns zeros for the activations, and the scores' gradients unchanged."""
+    """Returns the scores; in backward, returns their gradients, and zeros for the activations."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ class PatchEmbedding(nn.Module):
         self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map (B, channels, height, width) to (B, T, C); InvalidInput for another image size."""
+        """Map (B, channels, height, width) to (B, T, C); raise InvalidInput for other sizes."""
         if tuple(images.shape[1:]) != self.image:
             problem = f"must be {self.image} for this ViT"
             raise InvalidInput("input_shape", problem, got=tuple(images.shape[1:]))

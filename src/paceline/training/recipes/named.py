@@ -88,7 +88,7 @@ def recipe_of(model: str, data: str | None, seed: int, loaded: Dataset | None = 
 
 
 def own_recipe(model: str) -> Recipe | None:
-    """Return the user's recipe that has the name `model`; None if a model has this name.
+    """Return the user's recipe named `model`; None if this name belongs to a model.
 
     Raises InvalidInput if the user's factory fails, or returns neither a recipe nor a model.
     """
@@ -132,7 +132,7 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe for a data set, without a model; the data's types select loss and score."""
+    """Return a data set's recipe without a model; the data's dtypes select loss and score."""
     inputs, targets = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy

@@ -22,7 +22,7 @@ from paceline.training.recipes.losses import check_classes
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
-NAMELESS = "the recipe"  # name of a recipe without a name in error messages
+NAMELESS = "the recipe"  # stands in errors for the name of a nameless recipe
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,7 +51,7 @@ class Recipe:
     test_samples: IndexedSamples | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Set `samples`, `test_samples`; InvalidInput if a data set is empty or not map-style."""
+        """Set `samples`, `test_samples`; raise InvalidInput for an unusable data set."""
         name = self.name or NAMELESS
         object.__setattr__(self, "samples", batches_of(self.train, self.collate, name))
         tested = None if self.test is None else batches_of(self.test, self.collate, name)
