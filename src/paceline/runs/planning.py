@@ -131,7 +131,7 @@ def _chosen(
     given: str | Strategy | Sequence[str | Strategy] | None,
     options: Mapping[str, Any],
 ) -> list[Strategy]:
-    """Return the strategies to plan; InvalidInput for options with several strategies.
+    """Return the strategies to plan; raise InvalidInput for options with several strategies.
 
     The default is all strategies that can run, and for a cluster also those that can only be
     planned.
@@ -153,9 +153,10 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, which then splits the model only between layers where this is possible.
+    """Return the strategy, changed to split the model only where this is possible.
 
-    A built-in model without options is not checked here, because tests check its default split.
+    A strategy that does not split the model is not changed. Neither is any strategy for a built-in
+    model without options, because tests check the default split of these models.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning

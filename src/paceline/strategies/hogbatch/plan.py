@@ -85,7 +85,7 @@ class BatchCosts:
     shared: bool
 
     def tasks(self, size: int) -> list[Task]:
-        """Return the tasks of the worker's first batch in order, without dependencies."""
+        """Return, in order, the tasks of the worker's first batch, without dependencies."""
         device, host = self.device, self.machine.host_of(self.device)
         compute, exchange = compute_lane(device.name), exchange_lane(device.name)
 
@@ -141,7 +141,7 @@ class BatchTasks:
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return earlier batches' tasks for which `task` waits; `made`: its batch's tasks before it."""
+        """Return earlier batches' tasks for which `task` waits; `made`: its batch's tasks so far."""
         if not made:
             return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:

@@ -311,7 +311,7 @@ class BatchScheduler:
         if list(sizes) != before:
             counts = f"the saved run has {sum(before):,} samples and this run has {sum(sizes):,}"
             hint = "use the same data and the same number of steps, or increase --epochs"
-            raise InvalidInput("resume", f"in the epochs begun so far, {counts}", hint=hint)
+            raise InvalidInput("resume", f"in the epochs until the checkpoint, {counts}", hint=hint)
         for name in _COUNTS:
             setattr(self, name, values["counts"][name])
         self.free = [range(*part) for part in values["free"]]

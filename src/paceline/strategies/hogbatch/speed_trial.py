@@ -5,9 +5,9 @@ fitted to the trials of two batch sizes. The fitted latency includes the memory 
 batch and the copies of the model, so bytes cost nothing in the fitted machine. The batches of a GPU
 overlap, so a batch's time is measured from the end of the previous batch to its own end.
 
-A worker is admitted if whole epochs are faster with it. A worker can be useless because all workers
-wait for the slowest worker's last batch at the end of an epoch, which matters if an epoch has few
-batches, or because workers that share cores slow each other down.
+A worker is admitted if whole epochs are faster with it. A worker can be useless for two
+reasons. At the end of an epoch, all workers wait for the slowest worker's last batch, which matters
+if an epoch has few batches. And workers that share cores slow each other down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
 def unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
-    """Return the other workers' trials, with their expected times without `removed`.
+    """Return the other workers' trials, with the times expected without `removed`.
 
     Assumes that threads share cores evenly, that a worker with `slow` computes 1/`slow` of the
     time, and that a GPU worker uses no core.

@@ -85,9 +85,9 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """The numbers of inner steps between sending the previous fragment and sending a fragment.
+    """The numbers of inner steps between the sending of two successive fragments.
 
-    `overlapped`: steps during the previous fragment's exchange. `alone`: steps after that exchange.
+    `overlapped`: steps during the first fragment's exchange. `alone`: steps after that exchange.
     """
 
     overlapped: int
