@@ -245,8 +245,8 @@ def train_best(
 class Found(NamedTuple):
     """Whether rank 0 should train alone, and the exchanges that are too slow to try.
 
-    `why_alone`: the reason; None if all ranks should train together. `slow`: exchanges that took much longer
-    than the fastest exchange.
+    `why_alone`: the reason; None if all ranks should train together. `slow`: exchanges that
+    took much longer than the fastest exchange.
     """
 
     why_alone: str | None = None

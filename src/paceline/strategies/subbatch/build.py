@@ -94,7 +94,7 @@ def with_possible_cut(
 ) -> Workload:
     """Try to cut the model in two at different layers, until one cut succeeds.
 
-    Returns the workload; its `refused_cuts` lists layers where a cut failed, which `head.cut` skips.
+    Returns the workload; `refused_cuts` lists the layers of failed cuts, which `head.cut` skips.
 
     `inputs`: model inputs of a few samples, on the device of `model`. Raises InvalidInput if the
     model cannot be cut at any layer.
