@@ -314,7 +314,7 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, dict[str, float]]:
-    """Return the fastest rank, and the exchanges of all ranks to compare with that rank alone.
+    """Return the fastest rank, and the exchanges of all ranks to compare with it alone.
 
     The exchanges are a dict from names to predicted step times. The dict is empty if the rank alone
     is predicted to be too slow. `seconds`: for each rank, the computing time of a step with the

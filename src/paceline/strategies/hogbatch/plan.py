@@ -141,7 +141,7 @@ class BatchTasks:
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return earlier batches' tasks that `task` awaits; `made`: earlier tasks of its own batch."""
+        """Return earlier batches' tasks that `task` awaits; `made`: its batch's preceding tasks."""
         if not made:
             return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:
