@@ -31,7 +31,7 @@ from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MOST_RESTARTS = 3  # of each worker; after _SOON_S without a loss its count starts at 0 again
+_MOST_RESTARTS = 3  # in a row, of one worker; a run of over _SOON_S resets the count
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000

@@ -54,7 +54,10 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
 def make_folder(
     output: Path, run_id: str, *, exists: bool = False, setting: str = "output"
 ) -> Path:
-    """Create a run's folder, or raise InvalidInput; with `exists`, the folder may already exist."""
+    """Create and return a run's folder; with `exists`, the folder may already exist.
+
+    Raises InvalidInput for the setting named `setting` if the folder cannot be created.
+    """
     folder = output / run_id
     try:
         folder.mkdir(parents=True, exist_ok=exists)

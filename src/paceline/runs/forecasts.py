@@ -38,7 +38,9 @@ from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
-_HOPELESS_ALONE = 2.5  # the same for one rank alone; with two equal ranks, one is always tried
+# The same for one rank alone. Of two equal ranks, one alone takes at most twice as long, so it is
+# always tried.
+_HOPELESS_ALONE = 2.5
 _ALIKE = 1.6  # rank 0 counts as fastest up to this multiple of the fastest rank's step time
 logger = logging.getLogger(__name__)
 
@@ -187,7 +189,7 @@ def candidates_of(
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Return the forecasts without those whose codec is predicted to save under 2 % of a step."""
+    """Drop forecasts whose codec would save under 2 % of a step; return the others."""
     plain_s = {one.strategy: one.step_s for one in forecasts if gradient_codec(one.config) is None}
     return [
         one
@@ -243,8 +245,8 @@ def train_best(
 class Found(NamedTuple):
     """Whether rank 0 should train alone, and the exchanges that are too slow to try.
 
-    `why_alone`: None if all ranks should train together. `slow`: exchanges that took much longer
-    than the fastest exchange.
+    `why_alone`: the reason; None if all ranks should train together. `slow`: exchanges that
+    took much longer than the fastest exchange.
     """
 
     why_alone: str | None = None
@@ -260,7 +262,7 @@ def alone_or_together(
     """
     settings, group = session.settings, session.group
     if not isinstance(runner, ReplicaRunner) or session.strategy.name not in EXCHANGES:
-        return Found()  # strategy local trains differently with one worker
+        return Found()  # strategy `local`, for example, trains differently with one worker
     if group.world_size == 1 or runner.setup.first is None:
         return Found()
     if settings.strategy != AUTO:
@@ -312,11 +314,11 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, dict[str, float]]:
-    """Return the fastest rank, and the exchanges with which to compare that rank alone.
+    """Return the fastest rank, and the exchanges of all ranks to compare with it alone.
 
-    The exchanges are predicted step times by name; empty if the rank alone is predicted to be too
-    slow. `seconds`: for each rank, the computing time of a step with the whole batch. Ranks of one
-    machine share its cores; a rank that trains alone gets all cores.
+    The exchanges are a dict from names to predicted step times. The dict is empty if the rank alone
+    is predicted to be too slow. `seconds`: for each rank, the computing time of a step with the
+    whole batch. Ranks of one machine share its cores; a rank that trains alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:

@@ -45,8 +45,8 @@ def plan(
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank the forecasts.
 
     Forecasts cover all placements of workers, the best chunk size, and all codecs whose speed the
-    machine file contains. The ranking's `refused` lists refused configurations with reasons,
-    and `worth` is the smallest number of workers that is within 2 % of the best throughput.
+    machine file contains. The ranking's `refused` lists refused configurations with reasons. Its
+    `worth` is the smallest number of workers whose throughput is within 2 % of the best.
 
     `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
     step over all workers. `input_shape`: shape of one sample, required for modules and factories.
@@ -56,8 +56,8 @@ def plan(
     `precision`: "bfloat16" or "float16" computes with two bytes per value. `measured`: throughput
     of one device, such as "350/s", or "350/s@128" for batch size 128. Without "@", the batch size
     is `batch_size` divided by `workers` (1 if not given). `measured` can also be the folder or
-    result.json of `paceline profile` with one worker. Raises InvalidInput if the model, the machine
-    or the numbers do not fit.
+    result.json of `paceline profile` with one worker. Raises InvalidInput if an argument is
+    not usable.
     """
     asked = model, machine, batch_size, input_shape, workers, precision, measured
     workload, known = question(*asked)
@@ -131,7 +131,7 @@ def _chosen(
     given: str | Strategy | Sequence[str | Strategy] | None,
     options: Mapping[str, Any],
 ) -> list[Strategy]:
-    """Return the strategies to plan; InvalidInput for options with several strategies.
+    """Return the strategies to plan; raise InvalidInput for options with several strategies.
 
     The default is all strategies that can run, and for a cluster also those that can only be
     planned.
@@ -153,9 +153,10 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Limit a strategy that splits the model between layers to splits that the model allows.
+    """Return the strategy, changed to split the model only where this is possible.
 
-    A built-in model without options needs no limit, because tests check its default split.
+    A strategy that does not split the model is not changed. Neither is any strategy for a built-in
+    model without options, because tests check the default split of these models.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -191,9 +192,10 @@ def question(
     precision: Precision,
     measured: str | float | Path | None,
 ) -> tuple[Callable[[int], Workload], Machine]:
-    """Return a function from a worker's batch size to its workload, and the machine.
+    """Find the workload and the machine of a plan from the arguments of `plan`.
 
-    Both are adapted to `precision` and `measured`. Raises InvalidInput for unusable arguments.
+    Returns the workload as a function of a worker's batch size, and the machine. Both are adapted
+    to `precision` and `measured`. Raises InvalidInput for unusable arguments.
     """
     known = machine if isinstance(machine, Machine) else find_machine(str(machine))
     if batch_size < 1:

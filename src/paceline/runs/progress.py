@@ -69,7 +69,7 @@ class TerminalProgress(Progress):
 
     @contextmanager
     def measuring(self, seconds: float) -> Iterator[None]:
-        """Show a bar during the given seconds of profiling before the run."""
+        """Show a bar while the caller profiles; `seconds`: about how long that takes."""
         self._bar.update(self._task, doing="measuring", description=f"about {seconds:g} s")
         self._bar.start()
         try:

@@ -99,8 +99,8 @@ def train(
     forked from this process. The other arguments are fields of `paceline.TrainSettings`; None
     selects the default of the strategy or of the model. With `resume`, arguments left at their
     default take the values of the resumed run. Raises InvalidInput for unusable arguments,
-    WorkerLost for a worker that died, and WorkersFailed for an error in the workers. A hub, a
-    coordinator or a rank of torchrun runs in this process.
+    WorkerLost for a worker that died, and WorkersFailed for an error in the workers. Under
+    torchrun, this process is one rank. A hub or coordinator also runs in this process.
     """
     return _done("train", train, locals())
 

@@ -138,7 +138,7 @@ def _show_result(result: RunResult, folder: Path, out: Console, *, as_json: bool
 
 
 def _announce(group: Group, *, quiet: bool) -> None:
-    """Print on each further machine that worker 0 reports the progress and results."""
+    """Print, on each machine except worker 0's, that worker 0 shows progress and results."""
     places = [one.place for one in group.members]
     if group.rank and places.index(places[group.rank]) == group.rank:
         text = f"worker {group.rank} of {group.world_size}: worker 0 shows the progress"

@@ -54,7 +54,7 @@ def find_runnable(name: str) -> Strategy:
 
 
 def find_exchange(name: str) -> Strategy:
-    """Look up a strategy that averages all gradients (`EXCHANGES`); InvalidInput for others."""
+    """Look up a strategy that averages all gradients; raise InvalidInput for other strategies."""
     return find_strategy(name, EXCHANGES, "has no gradient exchange to measure without training")
 
 

@@ -83,9 +83,9 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Add the traffic of copying gradients into buckets to backward, unless all are GPUs.
+    """Increase backward's traffic by the copies of gradients into buckets.
 
-    `traffic`: bytes read and written per byte of a gradient.
+    Changes nothing if all devices are GPUs. `traffic`: bytes read and written per gradient byte.
     """
     if all(device.kind == DeviceKind.GPU for device in devices):
         return workload

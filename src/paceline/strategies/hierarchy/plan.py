@@ -35,8 +35,9 @@ _SERVED = 3  # values that a server keeps per parameter: parameter, gradient sum
 def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window) -> Plan:
     """Plan `window.num_steps` steps on the first `config.workers` devices.
 
-    If `machine` is a `Symmetric`, its first host represents all nodes with workers. Raises
-    InvalidInput if `servers` is set for several levels of groups, or exceeds the number of hosts.
+    If `machine` is a cluster (`Symmetric`), its first host represents all nodes with workers.
+    Raises InvalidInput if `servers` is set for several levels of groups, or exceeds the number of
+    hosts.
     """
     devices = machine.first_devices(config.workers)
     exchanges: tuple[ChunkExchange, ...] = ()

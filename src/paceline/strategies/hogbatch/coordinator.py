@@ -82,7 +82,8 @@ class Coordinator:
     ) -> None:
         self._config, self._training = session.config, training
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
-        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}  # states by worker
+        # By worker number, the saved state that the worker will load.
+        self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}
         self._is_paused = True
         own = session.config, training.settings.batch_size, epoch_sizes
         self.scheduler = BatchScheduler(*own, training.data.tensors[messages.COMMITTED])
@@ -111,7 +112,7 @@ class Coordinator:
         Workers of a resumed run do not reuse the numbers of the workers in `past`.
         """
         if len(self.past) + len(specs) > MOST_WORKERS:
-            problem = f"must be at most {MOST_WORKERS}, with the earlier workers of a resumed run"
+            problem = f"must be at most {MOST_WORKERS}, including workers of the resumed run"
             raise InvalidInput("workers", problem)
         free, training = physical_cores(os.sched_getaffinity(0)), self._training
         for number, spec in enumerate(specs, len(self.past)):

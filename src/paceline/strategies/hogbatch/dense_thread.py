@@ -22,8 +22,8 @@ from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.recipes.losses import class_loss
 
 MOST_SAMPLES = 256
-# With more samples or multiplications than this, PyTorch is faster: its matrix products save more
-# time than its overhead costs (0.8 ms for two to eight layers).
+# PyTorch is faster for a batch that exceeds both numbers: its matrix products save more time than
+# its overhead costs (0.8 ms for two to eight layers).
 _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
@@ -39,7 +39,7 @@ _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation
 class DenseThread:
     """Trains a PyTorch model on one thread's batches of up to `most_samples` samples.
 
-    The momentum buffers stay in the PyTorch optimizer's state, and PyTorch's own steps use them.
+    Momentum buffers stay in the PyTorch optimizer's state, because PyTorch trains other batches.
     """
 
     def __init__(self, layers: list[_Layer], samples: TensorSamples, optimizer: Optimizer) -> None:
@@ -149,7 +149,7 @@ def _flattens_samples(leaf: nn.Module) -> bool:
 
 
 def _leaves_of(model: nn.Module) -> list[nn.Module]:
-    """Return the modules in nested `nn.Sequential`, in order; for any other module, itself."""
+    """Return the modules of nested `nn.Sequential` in order, or `[model]` for another module."""
     runs_its_modules = isinstance(model, nn.Sequential) and all(
         getattr(type(model), name) is getattr(nn.Sequential, name)
         for name in ("forward", "__iter__", "__call__")
@@ -160,7 +160,7 @@ def _leaves_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_untouched(module: nn.Module) -> bool:
-    """Return whether a module has no hooks and its original forward."""
+    """Return whether a module has its original forward and no hooks."""
     own: dict[str, Any] = module.__dict__
     return not any(own[name] for name in _HOOKS) and "forward" not in own
 

@@ -92,7 +92,7 @@ class GpuReplica:
         self._own = self._copied.clone()
         changes = [torch.empty_like(self._own) for _ in range(self._num_places)]
         self._places = cycle([(change, device.pinned_like(change)) for change in changes])
-        # The part of a memory with the values of each dtype; bool values cannot be added.
+        # For each dtype, the slice of `_own` with its values; bool values cannot be added.
         self._parts: dict[torch.dtype, slice] = {}
         for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
             entries = list(group)
@@ -134,7 +134,7 @@ class GpuReplica:
             return _Batch(len(rows), pinned, Batch.of(tree_unflatten(copied, spec)), marks)
 
     def begin(self, batch: _Batch, rate: float, step: int | None) -> None:
-        """Queue a loaded batch's copy of the model, training, and copy of the update."""
+        """Queue the work of a loaded batch: copy the model, train, copy the update."""
         batch.step, (batch.change, batch.update) = step, next(self._places)
         if self._taken is not None:
             self.copy_in.wait_event(self._taken)
@@ -186,7 +186,7 @@ class GpuReplica:
         batch = self._begun.popleft()
         batch.marks["update"].event.synchronize()
         for later in self._begun:
-            # The copy of the model for `later` must lack this update, because the GPU adds it.
+            # First let `later` copy the model without this update, which the GPU itself adds.
             later.marks["model"].event.synchronize()
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
@@ -204,7 +204,7 @@ class GpuReplica:
         return BatchResult(loss * batch.size, *(round(times[key] / _NS) for key in keys))
 
     def _values(self, *memories: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the values of each dtype in all `memories`, in flat tensors of shape (N,)."""
+        """Yield one tuple per dtype: its values in each of `memories`, as flat tensors."""
         for dtype, part in self._parts.items():
             yield tuple(memory[part].view(dtype) for memory in memories)
 

@@ -37,7 +37,7 @@ from paceline.strategies.hogbatch.policy import policy_of
 MODEL = "model"  # `part` of the tasks that copy the model to a GPU
 HOST = "this-host"  # the host's name in the machine that a run measures
 _UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
-_ASKS = -1  # below all task indices: at equal times, requests precede tasks
+_ASKS = -1  # in place of a task index; below all of them, so requests come first at equal times
 
 
 def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind, str, Cost]]:
@@ -46,10 +46,10 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
     Flops and activation traffic scale with the number of samples; the number of calls and the
     parameter traffic do not. The forward pass reads the parameters. The backward pass reads the
     parameters and writes gradients; in the first layer it only writes gradients, because inputs
-    need no gradient. Each of the `threads` has this traffic for its part of the batch, and makes
-    its own update. The rest of a layer's traffic is activation traffic. A layer that reads only
-    some parameters, such as an embedding, may have less traffic than this parameter traffic; then
-    all its traffic counts as parameter traffic.
+    need no gradient. Each of the `threads` has this parameter traffic, and makes its own
+    update. The rest of a layer's traffic is activation traffic. An embedding reads only some of its
+    parameters, so its total traffic may be less than that of all parameters. Then all its traffic
+    counts as parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 
@@ -85,7 +85,7 @@ class BatchCosts:
     shared: bool
 
     def tasks(self, size: int) -> list[Task]:
-        """Return the tasks of the worker's first batch in order, without dependencies."""
+        """Return, in order, the tasks of the worker's first batch, without dependencies."""
         device, host = self.device, self.machine.host_of(self.device)
         compute, exchange = compute_lane(device.name), exchange_lane(device.name)
 
@@ -106,7 +106,7 @@ class BatchCosts:
         to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
         return [
             samples,
-            # also occupies the exchange, so that no update is added during the copy
+            # Use `exchange` in this copy, too, so that no update is added at the same time.
             task(Kind.H2D, MODEL, copied, *to_gpu, exchange),
             *training,
             task(Kind.D2H, "update", copied, *to_host),
@@ -131,7 +131,7 @@ class BatchTasks:
         self._latest: deque[list[Task]] = deque(maxlen=depth)  # tasks of the latest batches
 
     def next(self, first: Sequence[Task]) -> list[Task]:
-        """Return the next batch's tasks; `first`: a batch of equal size by `BatchCosts.tasks`."""
+        """Return the next batch's tasks; `first`: the result of `BatchCosts.tasks` for its size."""
         made: list[Task] = []
         for task in first:
             after = tuple(one.id for one in made[-1:]) + self._others(task, made)
@@ -141,7 +141,7 @@ class BatchTasks:
         return made
 
     def _others(self, task: Task, made: Sequence[Task]) -> tuple[TaskId, ...]:
-        """Return earlier batches' tasks for which `task` waits; `made`: its batch's first tasks."""
+        """Return earlier batches' tasks that `task` awaits; `made`: its batch's preceding tasks."""
         if not made:
             return self._last(1, Kind.H2D) + self._last(self._depth)
         if task.part == MODEL:
@@ -286,8 +286,8 @@ class PricedWorkers:
     def _expected(self, worker: int) -> list[float]:
         """Estimate how many updates each worker has made when `worker` begins its next batch.
 
-        Assumes that `worker` has then completed its assigned batches, and every other worker all
-        of its assigned batches but the newest. Counts as in `Hogbatch.weighted`.
+        Assumes that `worker` has then completed all its assigned batches, and that each other
+        worker has completed all but its newest. `Hogbatch.weighted` weights the numbers.
         """
         found = []
         for other, (spec, assigned) in enumerate(zip(self.specs, self._assigned, strict=True)):
@@ -352,7 +352,7 @@ class EventLoop:
         self._last.add(len(self._tasks) - 1)
 
     def _queue_if_ready(self, time_s: float, place: int, worker: int) -> None:
-        """Queue task number `place` for the end of its parents, if all parents have started."""
+        """Queue task `place` if its parents have started; it is ready when all have ended."""
         after = self._tasks[place].after
         if all(parent in self._ends_s for parent in after):
             ready_s = max([time_s, *(self._ends_s[parent] for parent in after)])

@@ -48,9 +48,10 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
-    """Algorithm 2, which changes batch sizes so that all workers make equally many updates.
+    """Changes batch sizes so that all workers make equally many updates.
 
-    If a worker has fewer updates than all others, its size is divided by `alpha` and rounded down.
+    The policy is algorithm 2 of Ma, Rusu et al. 2020. If a worker has fewer updates than all
+    others, its size is divided by `alpha` and rounded down.
     If it has more updates than all others, its size is multiplied by `alpha` and rounded up. A size
     stays between the worker's `least` and `most`. `first`: the sizes of the first batches.
     """
@@ -76,7 +77,8 @@ class AdaptivePolicy:
 class CheckedPolicy:
     """The user-defined policy package.module:Policy, whose returned batch sizes are checked.
 
-    Raises InvalidInput if its import or its creation fails, or if its `most` is invalid.
+    Raises InvalidInput if the class cannot be imported or created, or if its attribute `most` does
+    not contain each worker's largest batch size.
     """
 
     def __init__(self, name: str, workers: Workers) -> None:

@@ -105,9 +105,9 @@ class _Thread:
     def train(self, rows: Tensor, rate: float, started_ns: int, traced: bool) -> _Result:
         """Train on a part of a batch; if `traced`, use PyTorch, whose hooks record the layers.
 
-        Returns the sum of the losses, and times in ns: the start of the batch; then for forward,
-        backward and step the end of this phase, and the end of the simulated wait after it. If the
-        loss is not finite, only the forward pass runs.
+        Returns the sum of the losses, and a list of times in ns. The list begins with the batch's
+        start. Then forward, backward and step have two times each: the end of the phase, and the
+        end of the simulated wait after it. Only forward runs if the loss is not finite.
         """
         self._learner.set_rate(rate)
         value, backward, step = self._forward(rows, traced)

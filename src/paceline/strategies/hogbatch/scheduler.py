@@ -76,7 +76,7 @@ class ScheduledRate:
             return 1.0
         while self._step < num_samples // self._batch_size:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's warning about step(epoch)
+                warnings.simplefilter("ignore")  # SequentialLR calls step(0): torch warns
                 self._schedule.step()
             self._step += 1
         changed = [key for key, before in self._others.items() if self._group[key] != before]
@@ -136,7 +136,8 @@ class WorkerProgress:
         return work
 
     def _begin(self, num_others: int) -> None:
-        # If `depth` > 1 batches run, the newest batch reads the model after the oldest has ended.
+        # With a `depth` above 1, the newest of `depth` running batches reads the model only after
+        # the oldest batch has ended.
         if len(self.missed_from) < min(len(self.assigned), max(1, self.depth - 1)):
             self.missed_from.append(num_others)
 
@@ -245,7 +246,8 @@ class BatchScheduler:
         """Estimate how many updates each active worker has made when `worker` begins a new batch.
 
         A new batch begins when all batches assigned to `worker` are done. Batches up to a worker's
-        number in `committed` are done, even if not yet reported. Counts as in `Hogbatch.weighted`.
+        number in `committed` are done, even if not yet reported. `Hogbatch.weighted` weights
+        the numbers.
         """
         done = {one: int(self._committed[one.number]) for one in self.active}
         unfinished = (work for work in worker.assigned if work.batch > done[worker])
@@ -309,7 +311,7 @@ class BatchScheduler:
         if list(sizes) != before:
             counts = f"the saved run has {sum(before):,} samples and this run has {sum(sizes):,}"
             hint = "use the same data and the same number of steps, or increase --epochs"
-            raise InvalidInput("resume", f"up to the checkpoint's epoch, {counts}", hint=hint)
+            raise InvalidInput("resume", f"in the epochs until the checkpoint, {counts}", hint=hint)
         for name in _COUNTS:
             setattr(self, name, values["counts"][name])
         self.free = [range(*part) for part in values["free"]]

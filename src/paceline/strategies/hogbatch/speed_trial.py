@@ -5,9 +5,9 @@ fitted to the trials of two batch sizes. The fitted latency includes the memory 
 batch and the copies of the model, so bytes cost nothing in the fitted machine. The batches of a GPU
 overlap, so a batch's time is measured from the end of the previous batch to its own end.
 
-A worker is admitted if whole epochs are faster with it. A worker can be useless because all workers
-wait for the slowest worker's last batch at the end of an epoch, which matters if an epoch has few
-batches, or because workers that share cores slow each other down.
+A worker is admitted if whole epochs are faster with it. A worker can be useless for two
+reasons. At the end of an epoch, all workers wait for the slowest worker's last batch, which matters
+if an epoch has few batches. And workers that share cores slow each other down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
     per_flop_s = (most_s - seconds) / (most_flops - flops) if most_flops > flops else 0.0
     per_flop_s = max(per_flop_s, _LEAST_SHARE * most_s / most_flops)
     per_call_s = (most_s - per_flop_s * most_flops) / num_calls
-    if most_flops == flops or per_call_s <= 0:  # one size, or noise: fit the larger batch alone
+    if most_flops == flops or per_call_s <= 0:  # one size, or noisy times
         return most_flops / most_s, 0.0
     return 1 / per_flop_s, per_call_s
 
@@ -105,10 +105,11 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Return the workers without which the run is at least as fast.
+    """Decide which workers a run keeps; return the numbers of the others, with reasons.
 
-    Maps a worker's number to a reason for the user. Tests workers from the slowest to the fastest,
-    until a worker speeds up the run or one is left. `trials`: all workers' simultaneous trials.
+    The others are workers without which the run is at least as fast. Tests workers from the slowest
+    to the fastest, until a worker speeds up the run or one is left. `trials`: simultaneous trials
+    of all workers.
     """
     remaining, useless = list(trials), {}
     together = predict(epochs, remaining).samples_per_s
@@ -130,7 +131,7 @@ def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
 def unburdened(
     trials: Sequence[SpeedTrial], removed: SpeedTrial, num_cores: int
 ) -> list[SpeedTrial]:
-    """Scale the other workers' trials to their speed once `removed` no longer uses cores.
+    """Return the other workers' trials, with the times expected without `removed`.
 
     Assumes that threads share cores evenly, that a worker with `slow` computes 1/`slow` of the
     time, and that a GPU worker uses no core.

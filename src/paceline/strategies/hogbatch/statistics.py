@@ -89,7 +89,7 @@ def _gaps(log: BatchLog, num_workers: int) -> Points:
 
 
 def utilisation(made: Mapping[str, Sequence[BatchRecord]]) -> dict[str, float]:
-    """Return the fraction of the run's time in which each device computes (figure 7)."""
+    """Return the fraction of the run's time in which each device computes."""
     batches = [batch for own in made.values() for batch in own]
     first_s = min((one.started_s for one in batches), default=0.0)
     whole_s = max((one.ended_s for one in batches), default=0.0) - first_s

@@ -155,7 +155,7 @@ class _Executor:
             for size in sorted({min(spec.threads, most), most})
         }
         unpin()
-        self._seed()  # the number of random numbers that a trial draws depends on its speed
+        self._seed()  # again, because a faster trial draws more random numbers
         return messages.SpeedTrial(number, spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> Replica:

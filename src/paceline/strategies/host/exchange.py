@@ -184,7 +184,7 @@ class HostExchange(Exchange):
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self.encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
-        # `why` tells how the codec was chosen; only leaders measure, so others name the request.
+        # `why` tells how the codec was chosen. Ranks that are not leaders know only the request.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         share = encoded.codecs.sent_share if encoded else None
         return Statistics(*known, why, *found, sent_share=share)

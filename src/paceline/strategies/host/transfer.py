@@ -103,7 +103,7 @@ class CpuTransfer:
     def receive(self, step: int) -> None:
         """Wait for the sums of all chunks; replace gradients that any rank changed by the means."""
         self._arena.wait_step()
-        # If the program writes into views, use copies from now on, cheaper than page faults.
+        # If the program has written into views, copy means from now on: page faults cost more.
         if self._as_views and self._arena.refresh(step):
             self._as_views = False
         changed = changed_on_any(self._arena, step)

@@ -17,8 +17,8 @@ from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
 from paceline.strategies.local.config import Local
 
-# A row of the table applies to a run if the log2 of their ratio is at most this: `_NEAR_MODEL` for
-# the number of parameters, `_NEAR` for the number of workers and the steps per round.
+# A row of the table applies to a run if their numbers of parameters differ at most by the factor
+# 2**_NEAR_MODEL, and their numbers of workers and of steps per round at most by 2**_NEAR.
 _NEAR_MODEL, _NEAR = 2.0, 1.0
 _Count = Annotated[int, Field(ge=1)]
 _Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -86,9 +86,9 @@ def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
 def _is_near(row: Row, num_parameters: int, config: Local) -> bool:
     """Return whether the row applies to a model of this size and this configuration.
 
-    Requires similar sizes (`_NEAR`) and the same outer step. The run's delay, relative to its
-    round, must not exceed the row's. The run's codec must send all values with at least the row's
-    bits.
+    Requires the same outer step, and similar numbers of parameters, workers and steps per round.
+    The run's delay, relative to its round, must not exceed the row's. The run's codec must send
+    every value, with at least as many bits as in the row.
     """
     outer = config.outer, config.outer_learning_rate, config.outer_momentum, config.mixing
     if outer != (row.outer, None, None, None):

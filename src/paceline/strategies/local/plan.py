@@ -30,8 +30,8 @@ from paceline.strategies.local.config import Local
 
 _Ids = tuple[TaskId, ...]
 _FLOAT32_NBYTES = 4  # bytes per outer parameter, and per outer gradient without a codec
-# An outer step reads or writes this number of values per parameter: 3 for the outer gradient (two
-# reads, one write), 1 for the mean, 2 for momentum, 2 for outer and 1 for the worker's parameters.
+# Values that an outer step reads or writes per parameter: 3 for the outer gradient (two reads, one
+# write), 1 for the mean, 2 for momentum, 2 for the outer parameter, 1 for the worker's parameter.
 _STEP_TRAFFIC = 9
 _OUTER_STATE = 2  # values kept per parameter: outer parameter and momentum
 
@@ -54,13 +54,16 @@ def memory(workload: Workload, machine: Machine, config: Local) -> Mapping[str, 
 
 
 def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], ...]:
-    """Deal the layers with parameters out to the fragments, one after another.
+    """Distribute the layers with parameters over the fragments, one layer to each in turn.
 
     Raises InvalidInput if there are fewer such layers than fragments.
     """
     layers = [layer for layer in workload.layers if layer.parameters]
     if len(layers) < config.fragments:
-        problem = f"must be at most {len(layers)}, the layers with parameters of {workload.name}"
+        problem = (
+            f"must be at most {len(layers)}, "
+            f"the number of layers of {workload.name} that have parameters"
+        )
         raise InvalidInput("fragments", problem, got=config.fragments)
     return tuple(tuple(layers[i :: config.fragments]) for i in range(config.fragments))
 
@@ -68,8 +71,8 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return the cost of a worker's whole inner step, on a device with the given rate.
 
-    The flops are the sum of the seconds of all passes, times the device's flops/s. The flops of the
-    passes cannot be added, because memory bandwidth instead of arithmetic limits some layers.
+    Each pass counts as the flops that the device could compute in the pass's time. The sum of the
+    real flops would be too small, because memory bandwidth limits the speed of some layers.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -82,9 +85,9 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """The numbers of inner steps between sending the previous fragment and sending a fragment.
+    """The numbers of inner steps between the sending of two successive fragments.
 
-    `overlapped`: steps during the previous fragment's exchange. `alone`: steps after that exchange.
+    `overlapped`: steps during the first fragment's exchange. `alone`: steps after that exchange.
     """
 
     overlapped: int
@@ -101,9 +104,9 @@ def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
 
 
 class _Work(NamedTuple):
-    """A worker's resources and costs for a fragment; a field is None if it has no work.
+    """A worker's resources and costs for a fragment; a field is None if there is no such work.
 
-    `overlapped`, `alone`: the inner steps of the fragment's `Turn`. `first`: these together, for
+    `overlapped`, `alone`: the inner steps of the fragment's `Turn`. `first`: all inner steps before
     the first fragment of a run, which no exchange precedes. `step`: the outer step. `d2h`, `h2d`:
     copies between a GPU and its host.
     """

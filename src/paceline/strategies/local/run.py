@@ -103,8 +103,8 @@ class ElasticRunner:
         assert session.elastic is not None
         self._session, self._elastic = session, session.elastic
         number, num_workers, _ = session.elastic
-        # Give the worker its share of each batch by its number. Messages go through torchft, so
-        # this rank is not used for communication.
+        # The worker's number serves as a rank only to select its share of each batch: messages go
+        # through torchft.
         as_rank = replace(session.group, rank=number, world_size=num_workers)
         self.setup = setup_of(replace(session, group=as_rank))
         self.workload = self.setup.workload

@@ -92,9 +92,9 @@ def describe_recipe(recipe: Recipe, num_samples: int) -> tuple[Workload, int]:
 def with_possible_cut(
     model: nn.Module, inputs: Any, workload: Workload, config: SubBatch
 ) -> Workload:
-    """Return the workload with `refused_cuts`: layers at which the model cannot be cut in two.
+    """Try to cut the model in two at different layers, until one cut succeeds.
 
-    `head.cut` skips these layers.
+    Returns the workload; `refused_cuts` lists the layers of failed cuts, which `head.cut` skips.
 
     `inputs`: model inputs of a few samples, on the device of `model`. Raises InvalidInput if the
     model cannot be cut at any layer.

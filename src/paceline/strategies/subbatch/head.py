@@ -9,7 +9,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.names import did_you_mean
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
-_KINDS = ("Linear", "BatchNorm1d", "")  # types of layers that can be split; "" is an unknown type
+_KINDS = ("Linear", "BatchNorm1d", "")  # types of layers that may be split; "": unknown type
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _named(workload: Workload, first: str) -> int:
     if problem is None and matrix_of(workload.layers[start]) is None:
         problem = f"layer {first!r} is not linear"
     if problem is None and not _comes_first(workload, start):
-        problem = f"backward does not run {first!r} and all later layers before other layers"
+        problem = f"backward does not begin with {first!r} and the layers after it"
     if problem is not None:
         raise InvalidInput("head", f"cannot be split: {problem}", got=first)
     return start
@@ -194,7 +194,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Scale a cost by `share` and `part`; keep `weights` bytes of traffic unscaled by `part`."""
+    """Scale a cost by `share` and `part`; `part` does not scale `weights` bytes of traffic."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

@@ -124,7 +124,7 @@ class LayerGradients(Exchange):
         kinds = list(dict.fromkeys(slot.parameter.dtype for slot in layout.slots))
         encodable = self.encoded is None or kinds[0] == torch.float32
         if len(kinds) > 1 or kinds[0].is_complex or not encodable:
-            wanted = "be float32 to use a codec" if self.encoded else "have one real type"
+            wanted = "be float32 to use a codec" if self.encoded else "all have one real dtype"
             raise InvalidInput("parameters", f"must {wanted}", got=list(map(str, kinds)))
 
     def begin(self) -> None:
