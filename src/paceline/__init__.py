@@ -12,7 +12,8 @@ if sys.platform != "linux":
         "On Windows, install Paceline in WSL 2; on macOS, in a Linux container."
     )
 
-from paceline.core.importing import lazily  # after the check, whose error says what to install
+# Imported after the check, so that other systems get its error, and not one of this import.
+from paceline.core.importing import lazily
 
 if TYPE_CHECKING:
     from paceline.codecs.codec import Codec

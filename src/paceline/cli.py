@@ -15,4 +15,5 @@ def main() -> NoReturn:
     code = run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # not sys.exit, which a signal could interrupt; nothing is left to close
+    # Do not use sys.exit, which a signal could interrupt; its cleanup is not needed.
+    os._exit(code)

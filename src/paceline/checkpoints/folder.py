@@ -47,7 +47,7 @@ _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; `is_newer`: whether it is the step's new folder, not its `.old` one."""
+    """A checkpoint folder; `is_newer` is false for a folder step-N.old, true for step-N."""
 
     step: int
     is_newer: bool
@@ -91,7 +91,7 @@ class Loaded:
 
 
 class CheckpointFolder:
-    """A folder of one run's newest `keep` checkpoints; only one process at a time may write."""
+    """Keeps the newest `keep` checkpoints of one run; only one process at a time may write."""
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self._keep = path, keep
@@ -106,10 +106,10 @@ class CheckpointFolder:
         """Write the checkpoint of a step and return its folder.
 
         `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
-        Afterwards, the folder keeps only the newest `keep` checkpoints up to `step`. Checkpoints of
-        later steps are also removed, because the run has resumed from an earlier step. Raises
-        CheckpointNotWritten if writing fails, for example on a full disk; earlier checkpoints then
-        stay intact. Raises InvalidInput for an unsupported value.
+        Afterwards, the folder contains only this checkpoint and the `keep` - 1 undamaged ones
+        before it. Checkpoints of later steps are removed, because the run has resumed from an
+        earlier step. Raises CheckpointNotWritten if writing fails, for example on a full disk;
+        earlier checkpoints then stay intact. Raises InvalidInput for an unsupported value.
         """
         for name in files:
             manifest.check_file_name(name)
@@ -147,7 +147,9 @@ class CheckpointFolder:
             try:
                 found = manifest.read(path)
                 if path.name not in (_name(found.step), _name(found.step) + _OLD):
-                    raise Damaged(f"{MANIFEST} is of step {found.step}, unlike the folder's name")
+                    raise Damaged(
+                        f"{MANIFEST} names step {found.step}, but the folder names another step"
+                    )
                 manifest.check_files(path, found)
             except Damaged as error:
                 skipped.append(f"{path}: {error}")
@@ -189,7 +191,7 @@ class CheckpointFolder:
                 logger.debug("%s cannot be locked, as on some network file systems", self.path)
             yield
         finally:
-            # Unlock explicitly: a forked process may hold a copy of the descriptor, and the lock.
+            # Closing does not unlock if a forked process has a copy of the descriptor.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
@@ -216,7 +218,7 @@ class CheckpointFolder:
         return path
 
     def _remove_others(self, step: int) -> None:
-        """Remove all checkpoints but the `keep` newest undamaged ones up to this step."""
+        """Remove checkpoints that are later, damaged or `.old`; keep the `keep` newest others."""
         found = self._found()
         whole = [one for one in found if one.is_newer and one.path not in self._damaged]
         kept = [one for one in whole if one.step <= step][-self._keep :]

@@ -31,7 +31,7 @@ _Path = tuple[Any, ...]  # keys of dicts and indices of lists, outermost first
 def dumps(what: str, value: Json) -> bytes:
     """Encode a value as JSON.
 
-    Raises InvalidInput for an unsupported value; the error names its place as WHAT.KEY[INDEX].
+    Raises InvalidInput for an unsupported value; the error says where it is: WHAT.KEY[INDEX].
     """
     return json.dumps(_encoded(what, value), indent=1, allow_nan=False).encode() + b"\n"
 
@@ -92,7 +92,7 @@ def _decoded(value: Any) -> Json:
     """
     if isinstance(value, list):
         return [_decoded(one) for one in value]
-    if isinstance(value, float) and not isfinite(value):  # the text has a number such as 1e400
+    if isinstance(value, float) and not isfinite(value):  # parsed from a number such as 1e400
         raise ValueError(f"a number is too large for a float: {value}")
     if not isinstance(value, dict):
         return value
@@ -101,7 +101,7 @@ def _decoded(value: Any) -> Json:
 
 
 def apart(value: Json) -> tuple[Json, Tensors]:
-    """Separate a nested value into plain values, and tensors named like "KEY/KEY/INDEX"."""
+    """Return a nested value without its tensors, and its tensors by path: "KEY/KEY/INDEX"."""
     paths: list[_Path] = []
     tensors: Tensors = {}
 

@@ -46,8 +46,8 @@ def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load the tensors that `module_state` returned; names, shapes and types must be equal."""
     named = _named_state(module)
     check_fits({name: one for name, (one, first) in named.items() if name == first}, tensors)
-    # Put the saved tensors into the dict that state_dict() returns, not into a new dict: only the
-    # former has the layers' versions, which load_state_dict and the layers' hooks may read.
+    # Do not create a new dict. The dict that state_dict() returns also has the layers' versions,
+    # which load_state_dict and the layers' hooks may read.
     state = module.state_dict()
     for name, (_, first) in named.items():
         state[name] = tensors[first]
@@ -65,7 +65,7 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput unless `wanted` (the run's items) equals `found` (the checkpoint's items).
+    """Raise InvalidInput unless the run's items `wanted` equal the checkpoint's items `found`.
 
     `field`: the subject of the error, such as "model". `what`: what the error calls an item, such
     as "tensor".
@@ -90,7 +90,10 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
-    """Map each name in a module's state to (tensor, first name of this tensor)."""
+    """Map each name in a module's state to its tensor, and to the first name of this tensor.
+
+    A tensor that several layers share has several names.
+    """
     named: dict[str, tuple[Tensor, str]] = {}
     first: dict[int, str] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -107,7 +110,7 @@ def _named_state(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
 
 @dataclass(frozen=True, config=_CONFIG)
 class _Values:
-    """A dict's plain values, and for each tensor in the dict its place, _PARAMETER or _HOST."""
+    """A dict's plain values, and where each of its tensors is stored: _PARAMETER or _HOST."""
 
     values: dict[str, Any]
     tensors: dict[str, str]
@@ -140,8 +143,9 @@ def optimizer_state(
     """Return an optimizer's state as tensors and plain values.
 
     `names`: `model.named_parameters()`. Entry KEY in the state of parameter NAME becomes tensor
-    `state/NAME/KEY`. Option KEY of a parameter group becomes tensor `group/INDEX/KEY`. Raises
-    InvalidInput for LBFGS, and for state other than tensors and plain values.
+    `state/NAME/KEY`. If option KEY of a parameter group is a tensor, it becomes
+    `group/INDEX/KEY`. Raises InvalidInput for LBFGS, and for state other than tensors and plain
+    values.
     """
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -172,7 +176,7 @@ def _parted(
 ) -> _Values:
     """Return the plain values of a dict; add its tensors to `tensors` as PREFIX/KEY.
 
-    In the result, the place of a tensor on `device` is _PARAMETER, and of any other tensor _HOST.
+    The result marks tensors on `device` (the parameter's device) as _PARAMETER, others as _HOST.
     """
     plain, places = {}, {}
     for key, value in values.items():

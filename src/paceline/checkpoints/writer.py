@@ -2,7 +2,7 @@
 
     save ─ copy tensors ─┐                               ┌─ next save: poll
     training ────────────┼───────────────────────────────┼────────────────────
-    thread               └─ write, sum, fsync, rename ───┘
+    thread               └─ write, fsync, rename ────────┘
 
 The background thread runs no torch operations, because torch's CPU threads are needed for training.
 It releases the interpreter's lock while it computes checksums and writes.
@@ -39,7 +39,8 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # Step of the last checkpoint begun; whether a skipped checkpoint was reported after it.
+        # `_step`: step of the last checkpoint begun. `_has_warned`: whether a checkpoint has been
+        # skipped since then, with a warning.
         self._step, self._has_warned = 0, False
 
     def save(

@@ -170,7 +170,7 @@ class Threshold(Codec):
         if len(values) > _SIGN:
             raise InvalidInput("values", f"must have at most {_SIGN:,} elements", got=len(values))
         places = ((values.abs() > self.tau) & values.isfinite()).nonzero().flatten()
-        # Subtracting 2^31 sets the top bit of a negative value's 32-bit word.
+        # A word is a value's index. For negative values, subtracting 2^31 also sets the top bit.
         words = places - _SIGN * (values[places] < 0)
         self.sent.add(len(places), len(values))
         tau = torch.tensor([self.tau], device=values.device)

@@ -73,7 +73,7 @@ def all_gather(
     Raises NonFinite on all ranks if any rank has NaN or infinite values.
     """
     known = _sizes(x, (codec, activation_gradients), group, sizes, what)
-    codec_for(activation_gradients, x.dtype)  # check the codec before backward
+    codec_for(activation_gradients, x.dtype)  # raise errors here, not later in backward
     if len(known) == 1:
         return x
     forward = RowExchange(codec, group, known, traffic, what)
@@ -179,7 +179,7 @@ class RowExchange:
     in_forward: bool = True
 
     def of_gradients(self, codec: str | Codec | None) -> "RowExchange":
-        """Return the exchange of the rows' gradients in backward, which uses `codec`."""
+        """Return a `RowExchange` for the gradients of the rows; it encodes them with `codec`."""
         return replace(self, codec=codec, what=f"the gradient of {self.what}", in_forward=False)
 
     def all_gather(self, values: Tensor) -> Pending:
@@ -226,8 +226,8 @@ class RowExchange:
         payloads = [form.encode(part) for rank, part in enumerate(parts) if rank != own]
         own_found = len(mine) - int(mine.isfinite().sum())
         own_found += sum(payload.num_nonfinite for payload in payloads)
-        # Tell each rank how many values of this rank are non-finite, in the rows for any rank: so
-        # all ranks raise NonFinite, including those that receive only finite rows.
+        # Send every rank the number of non-finite values in all rows of this rank. Then all ranks
+        # raise NonFinite, even a rank that receives only finite rows.
         rows = [_row(replace(one, num_nonfinite=own_found), form, values) for one in payloads]
         rows.insert(own, rows[0][:0])  # a rank sends nothing to itself
         posted = self._post(rows, [row_nbytes(form.nbytes(len(mine)))] * len(rows))
@@ -255,7 +255,7 @@ class RowExchange:
         """
         ranks = ranks_of(self.group)
         if len(self.sizes) != len(ranks) or min(self.sizes) < 0:
-            problem = f"must be the number of rows of each of {len(ranks)} ranks"
+            problem = f"must list the number of rows on each of {len(ranks)} ranks"
             raise InvalidInput("sizes", problem, got=list(self.sizes))
         own = dist.get_rank(self.group) if len(ranks) > 1 else 0
         expected = sum(self.sizes) if all_rows else self.sizes[own]
@@ -278,8 +278,8 @@ class RowExchange:
         for rank, num_nonfinite in zip(ranks_of(self.group), found, strict=True):
             if num_nonfinite:
                 raise NonFinite(
-                    f"{self.what}: {num_nonfinite} values of rank {rank} are NaN or infinite in "
-                    f"codec {form.name}"
+                    f"{self.what}: {num_nonfinite} values of rank {rank} are NaN or infinite "
+                    f"(codec {form.name})"
                 )
 
 

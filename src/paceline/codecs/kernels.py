@@ -71,6 +71,6 @@ def has_triton(values: Tensor) -> bool:
 
 @cache
 def _triton_compiles() -> bool:
-    """Return whether Triton is installed, and a C compiler, with which Triton builds launchers."""
+    """Return whether Triton is installed, and a C compiler, which Triton needs."""
     compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
     return find_spec("triton") is not None and any(compilers)

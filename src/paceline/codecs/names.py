@@ -42,8 +42,8 @@ def factory_of(codec: str | Codec) -> Callable[[], Codec]:
     """Return a function to be called once per tensor, which returns the codec of this tensor.
 
     For a codec with error feedback, each call returns a new `ErrorFeedback`, because each tensor
-    has its own error. All of them wrap the same codec, so a `Threshold` counts the values of all
-    tensors.
+    has its own error. All these `ErrorFeedback` wrap the same codec, so a `Threshold` counts the
+    values of all tensors.
     """
     found = find_codec(codec) if isinstance(codec, str) else codec
     if isinstance(found, ErrorFeedback):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from paceline.core.wire_format import threshold_of
 
-# Magnitude of the large values in units of the codec's threshold tau; a value must still exceed tau
-# after a division by the number of ranks.
+# Large values are this number times the codec's threshold tau. They are divided by the number of
+# ranks before they are encoded, and must then still exceed tau.
 _LARGE = 1024.0
 
 

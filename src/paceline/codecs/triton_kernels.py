@@ -18,11 +18,13 @@ from paceline.codecs.quantization import EncodedBlocks, QuantizationTable, scale
 from paceline.links.devices import device_of
 
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
-_NOTHING = tl.constexpr(2.0**-30)  # so small a quotient that every table encodes it as zero
+_NOTHING = tl.constexpr(2.0**-30)  # a small quotient, which every table encodes as zero
 _NUM_THRESHOLDS = tl.constexpr(7)  # thresholds between the 8 magnitudes of a 4-bit type
-COLUMNS = 1024  # values per tile; more if a single program computes the scale of a longer block
-MOST_COLUMNS = 8192  # longest block whose scale is computed by a single program
-# A thread decodes 4 values, in one access of 16 bytes, and encodes 8, to amortise its set-up.
+# A tile has `COLUMNS` values. To compute the scale of a longer block (up to `MOST_COLUMNS` values),
+# a tile contains the whole block. The scales of even longer blocks are computed before, in torch.
+COLUMNS = 1024
+MOST_COLUMNS = 8192
+# Each of a warp's 32 threads encodes 8 values, or decodes 4 values (one access of 16 bytes).
 _VALUES_PER_WARP = {"encode": 256, "decode": 128}
 
 
@@ -46,7 +48,7 @@ def encode_tile(
 ):
     """Write a tile's codes; if `finds_scales`, also compute and write its blocks' scales.
 
-    `lookup`, `first_cell`, `last_cell`: the results of `_lookup`.
+    `lookup`, `first_cell`, `last_cell`: the fields of the `_Lookup` that `_lookup` returns.
     """
     block, begin, places, inside, left, is_whole = _tile_at(
         count, block_size, num_parts, num_rows, num_columns
@@ -135,7 +137,7 @@ def _scaled(bits, blocks, scales, num_nonfinite, num_blocks, finds_scales: tl.co
 
 @triton.jit
 def _quotient_bits(magnitudes, scale):
-    """Return the bits of magnitude / scale as int32, which have the same order as quotients."""
+    """Return the bits of magnitude / scale as int32; a larger quotient has a larger int32."""
     # Avoid zeros and denormal numbers, for which division is slow.
     divisor = tl.where(scale > 0, scale, 1.0)[:, None]
     quotients = tl.div_rn(tl.maximum(magnitudes, divisor * _NOTHING), divisor)
@@ -175,8 +177,8 @@ def _bytes_of(block_size, begin, num_rows: tl.constexpr, num_columns: tl.constex
     return rows * (block_size // 2) + columns, inside
 
 
-# Only an incomplete tile compares offsets with the number `left` of remaining values, because such
-# a mask prevents wide loads and stores.
+# The mask `places < left` (positions inside the tensor) prevents wide loads and stores. So these
+# functions use it only for a tile that is partly outside of the tensor.
 @triton.jit
 def _load_tile(pointer, places, inside, left, is_whole):
     """Load a tile's values; return zero for positions outside of its blocks."""
@@ -271,9 +273,10 @@ class Tiles(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """A table for `encode_tile`, int32: 7 thresholds (4-bit types), or cells (8-bit types).
+    """A lookup table for `encode_tile`, int32.
 
-    The thresholds are bits of float32 values. `cells_of` describes the cells.
+    For a 4-bit type, its entries are the 7 thresholds, as bits of float32 values. For an 8-bit
+    type, they are the entries that `cells_of` describes.
     """
 
     table: Tensor
@@ -292,17 +295,17 @@ def _lookup(table: QuantizationTable, device: torch.device) -> _Lookup:
 
 @cache
 def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
-    """Return the value of each code on a device, float32."""
+    """Return a tensor on `device` with the value of each code, float32."""
     return table.values.to(device)
 
 
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
     """Return the lookup table of an 8-bit type: the first cell's number, and the entries, int32.
 
-    The upper 16 bits of a quotient (float32) are the number of its cell. A cell contains at most
-    one threshold. The upper 16 bits of a cell's entry are the number of thresholds in earlier
-    cells. The entry's lower 16 bits are 0xffff minus the threshold's lower 16 bits, or zero if the
-    cell has no threshold.
+    A cell is the range of quotients (float32) that have the same upper 16 bits, the cell's number.
+    It contains at most one threshold. The upper 16 bits of a cell's entry are the number of
+    thresholds in earlier cells. The entry's lower 16 bits are 0xffff minus the threshold's lower 16
+    bits, or zero if the cell has no threshold.
 
     `encode_tile` adds the quotient's lower 16 bits to the entry. This carries if the quotient is
     above the threshold, so the upper 16 bits of the sum are the magnitude's index. The first and

@@ -43,7 +43,8 @@ Config = Annotated[
         hidden=True,
     ),
 ]
-_TABLES = ("options", "optimizer_options")  # dicts; their options, FIELD=VALUE, can be repeated
+# Settings that are dicts. Each use of their option on the command line sets one FIELD=VALUE.
+_TABLES = ("options", "optimizer_options")
 # Settings that have no option of their own; --strategy-option NAME=VALUE sets them.
 _RARE = ("lighthouse", "worker_ids", "exchange_alone")
 # Panels of the help, in their order; options without a panel come first.
@@ -104,12 +105,12 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command an option for every field of `settings`.
 
-    The command is called with a dict of the fields given as options or in the --config file. The
-    field `model` becomes an argument; `required`: MODEL or --resume must be given. The fields in
-    `_TABLES` become repeatable options. The fields in `_RARE` and `leave_out` have no option;
-    --strategy-option NAME=VALUE sets them. If `strategy` is given, the command supports only this
-    strategy, whose defaults the help shows. The command's keyword-only parameters become options,
-    too.
+    The command is called with a dict of the fields that the user set by options or the --config
+    file. The field `model` becomes an argument. If `required`, the user must give MODEL or
+    --resume. The fields in `_TABLES` become repeatable options. The fields in `_RARE` and
+    `leave_out` have no option; --strategy-option NAME=VALUE sets them. If `strategy` is given, the
+    command supports only this strategy, whose defaults the help shows. The command's keyword-only
+    parameters become options, too.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -134,7 +135,7 @@ def with_options(
             values = {name: value for name, value in values.items() if value is not None}
             if config is not None:
                 values = merged(values, read_config(config, settings))
-            # --resume reads the model from the run's settings
+            # MODEL is not needed with --resume, which reads the model from the run's settings.
             if required and "model" in names and not {"model", "resume"} & values.keys():
                 raise typer.TyperException("Missing argument 'model'.")
             command(values, **arguments)
@@ -148,7 +149,10 @@ def with_options(
 def _declare(
     called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
 ) -> None:
-    """Set what typer reads of `called`: `parameters`, --config, and `command`'s name and help."""
+    """Give `called` a signature of `parameters` and --config, and `command`'s name and help.
+
+    Typer reads these attributes.
+    """
     kind = inspect.Parameter.KEYWORD_ONLY
     config = inspect.Parameter("config", kind, annotation=Config, default=None)
     declared = [one.replace(kind=kind) for one in (*parameters, config)]
@@ -186,8 +190,8 @@ def _parameter(
     def completed(incomplete: str) -> list[str]:
         return [one for one in choices if one.startswith(incomplete)]
 
-    # Pydantic parses the value. With None as typer's default, only options on the command line are
-    # passed on, so that a strategy can replace the default that the help shows.
+    # Typer's default is None, so that options which the user did not give are left out, and a
+    # strategy can have another default. Pydantic parses the values.
     text = f"{field.description}{_shown_default(name, field, strategies)}"
     if name == "options" and without_option:
         names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"

@@ -47,7 +47,7 @@ def hub(
         str | None,
         option(
             "URL",
-            "Parent hub to work for, and this hub's index among its workers, such as "
+            "URL of another hub, for which this hub works as worker 0, 1, ..., such as "
             "tcp://10.0.0.1:5555?worker=0&keys=FOLDER.",
         ),
     ] = None,

@@ -60,7 +60,12 @@ def plan(
     values: dict[str, Any],
     *,
     explain: Annotated[
-        bool, option("", "Explain each plan, and draw the best one.", "--explain")
+        bool,
+        option(
+            "",
+            "Explain each prediction, and draw a step of the best strategy.",
+            "--explain",
+        ),
     ] = False,
     sweep: Annotated[str | None, option("bandwidth=FROM:TO", _LINKS)] = None,
     as_markdown: Annotated[bool, option("", "Print the tables as Markdown.", "--markdown")] = False,
@@ -93,7 +98,7 @@ def plan(
 
 
 def _check_profiled(settings: PlanSettings) -> None:
-    """Raise InvalidInput if a setting was given that requires --machine, which is missing."""
+    """Raise InvalidInput if a setting was given that requires --machine."""
     hints = {
         "input_shape": "without --machine, the data set determines the shape",
         "precision": "without --machine, it is float32",

@@ -14,7 +14,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
 
-_STEP_BY_STEP = 2  # maximum number of runs whose steps are compared
+_STEP_BY_STEP = 2  # `compare` compares steps only of up to so many runs, losses of any number
 
 
 def probe(
@@ -61,7 +61,7 @@ def scale(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, rehearse or predict epoch times by strategy, number of workers and batch size."""
+    """Compare epoch times by strategy, number of workers and batch size."""
     from paceline.report.scale import cells_table, sentences
     from paceline.report.terminal import console
     from paceline.runs.launching import under_torchrun
@@ -127,7 +127,7 @@ def _compare_losses(
             out.print(table)
         if page is not None:
             out.print(f"written    {page}", soft_wrap=True)
-    elif not are_steps:  # if steps were compared, they have been printed as JSON
+    elif not are_steps:  # otherwise the comparison of steps has already printed a JSON line
         print_json(sides.model_dump())
 
 
@@ -169,7 +169,7 @@ def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
 
 
 def _happened(folder: Path) -> Timeline:
-    """Read a run's measured timeline, or a rehearsal's rehearsed timeline."""
+    """Read what happened in a run: the timeline measured in training or in a rehearsal."""
     from paceline.record.trace import read_timeline, read_trace
 
     path = folder / "trace.json"
@@ -179,7 +179,10 @@ def _happened(folder: Path) -> Timeline:
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run.")],
     rehearsal: Annotated[
-        Path | None, option("FOLDER", "Folder of a rehearsal to show next to the run.")
+        Path | None,
+        option(
+            "FOLDER", "Folder of a rehearsal (a run on emulated devices) to show next to the run."
+        ),
     ] = None,
 ) -> None:
     """Write report.html again from a run's result.json and trace.json, and print its path."""

@@ -35,7 +35,7 @@ def apportion(
     parts = [able[rank] if rank in full else 0 for rank in range(len(exact))]
     for rank in others:
         parts[rank] = int(left * exact[rank] / total)
-    # Rounding down has left over a few samples, fewer than workers: assign them one by one.
+    # Rounding down has left over fewer samples than there are workers: assign them one by one.
     for _ in range(num_samples - sum(parts)):
         able_to = [rank for rank, part in enumerate(parts) if part < able[rank]]
         parts[min(able_to, key=lambda rank: (parts[rank] + 1) / exact[rank])] += 1
@@ -44,9 +44,12 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-_TOLERANCE = 0.05  # at first, shares change only if a step becomes shorter by more than this ratio
-_LEAST_PART = 0.4  # with longer intervals the tolerance shrinks, down to this times `_TOLERANCE`
-_REGAINED = 0.99  # each `record` multiplies the seconds per sample of ranks without samples by this
+# Shares change only if a step becomes shorter by more than the tolerance, a fraction of the step.
+# For the first interval it is `_TOLERANCE`; for long ones it shrinks to `_LEAST_PART` of this.
+_TOLERANCE = 0.05
+_LEAST_PART = 0.4
+# If a rank has no samples, each `record` multiplies its last known seconds per sample by this.
+_REGAINED = 0.99
 
 
 class Balance:

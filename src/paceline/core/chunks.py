@@ -1,8 +1,8 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
 Searches run during training, and measure the time of steps (Le et al. 2018, sections 4.1 and 4.2).
-They try only sizes below the number of layers. From that number on, as with size 1, every layer is
-a chunk (see `chunks`).
+They try only sizes below the number of layers. With this number or more, `chunks` makes every layer
+a chunk of its own, as with size 1.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ _STRIDE = 3  # a search first measures every third candidate size
 
 
 class Trial(NamedTuple):
-    """A tried chunk size, its predicted seconds per step (None: unknown), and the measured ones."""
+    """A tried chunk size, with predicted (None: unknown) and measured seconds per step."""
 
     chunk: int
     predicted_s: float | None
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """A chunk's bytes, and two moments of its exchange, in seconds of one clock.
+    """A chunk's bytes, and two points in time of its exchange, in seconds of the same clock.
 
     `ready_s`: when all ranks had delivered the chunk. `summed_s`: when the sum was ready.
     """
@@ -49,7 +49,8 @@ class ChunkTimes(NamedTuple):
 class ChunkTuner(ABC):
     """Searches for the fastest chunk size; may change the size after every `interval` steps.
 
-    `chunk`: the current size; the result when `done`. `trials`: the sizes measured so far.
+    `chunk`: the current size or, once `done` is true, the fastest. `trials`: the sizes measured so
+    far.
     """
 
     def __init__(self, interval: int, chunk: int = 1) -> None:
@@ -75,7 +76,7 @@ class RuntimeSearch(ChunkTuner):
     """Algorithm 1 of Le et al. 2018 (section 4.2), with the paper's names and line numbers.
 
     Tries sizes 1, 2, ... `step`, then multiples of `step`. Ends when the size reaches `num_layers`,
-    or the best size so far + `step` * `range`. A trial's time is the mean over its steps.
+    or is `step` * `range` above the best size so far. A trial's time is the mean over its steps.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Carry out lines 8 to 24 of Algorithm 1; beyond the search's range, ignore `seconds`."""
+        """Carry out lines 8 to 24 of Algorithm 1; beyond the search's range, end the search."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -98,7 +99,7 @@ class RuntimeSearch(ChunkTuner):
                 self._lapse_min = lapse
                 self._best_chunk = self.chunk
             self.chunk += 1 if self.chunk < self._step else self._step
-            # Unlike the paper, stop at `num_layers`: larger sizes would equal size 1 (`chunks`).
+            # Unlike the paper, stop at `num_layers`: larger sizes have the same effect as size 1.
             if self.chunk < self._num_layers:
                 return
         self.chunk, self.done = self._best_chunk, True
@@ -171,7 +172,7 @@ def predict(
 
     `steps`: chunk times of steps in which every layer was a chunk. `step_s`: duration of such a
     step, returned for all sizes if `steps` is empty. Assumes that chunks are exchanged one after
-    another. If the last sum is ready later, the step is assumed to become longer by this delay.
+    another. If the last sum is ready later than with single layers, so is the end of the step.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

@@ -23,11 +23,11 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Maximum number of workers if each worker's tasks are planned, which takes about 5 s. The second
-# limit is for strategies that need one node's tasks only, when workers fill all nodes. If they do
-# not, such a strategy may plan all workers' tasks for many chunk sizes.
+# Maximum numbers of workers. The first is for plans with the tasks of every worker; planning takes
+# about 5 s. The second is for strategies that plan only one node's tasks if the workers fill all
+# nodes; if not, such a strategy may plan every worker's tasks for many chunk sizes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # members that a switch has in a plan: two suffice for every kind of route
+_KINDS = 2  # a plan keeps at most two members of each switch: they have every kind of route
 
 
 class Level(Fact):
@@ -51,7 +51,7 @@ class Level(Fact):
     source: Source
 
     def link(self, between: tuple[str, str]) -> Link:
-        """Return the link between a member and its switch, `between` being their names."""
+        """Return the link between a member and its switch; `between`: the names of both."""
         return Link(
             between=between,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / self.oversubscription,
@@ -66,8 +66,8 @@ class Level(Fact):
 class Symmetric(Machine):
     """A few nodes of a cluster, which represent all `num_nodes` nodes with workers.
 
-    `hosts` has only these few nodes, and a plan has workers only on the devices of the first one.
-    `groups` (see `Machine`) divides all `num_nodes` nodes.
+    `hosts` has only these few nodes, and a plan has only the workers of the first node.
+    `groups`: as in `Machine`, but of all `num_nodes` nodes.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
@@ -95,9 +95,9 @@ class Symmetric(Machine):
         return self._representatives
 
     def peers(self, stations: Sequence[Station]) -> RingPeers:
-        """Return the ring of all hosts if `stations` are hosts, otherwise of all devices.
+        """Return the ring of all ranks of the `num_nodes` nodes.
 
-        `stations`: the first host's ranks. The ring counts the ranks of all `num_nodes` nodes.
+        `stations`: the ranks of the first node, which are its host or its devices.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
@@ -105,7 +105,7 @@ class Symmetric(Machine):
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
         """Return the first host's route to the next, and each hop's number of messages.
 
-        `level`: `groups[level]` groups of nodes form the ring of hosts, as in `Machine.flow`.
+        `level`: the ring joins `groups[level]` groups of nodes, as in `Machine.flow`.
         """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
@@ -116,7 +116,7 @@ class Symmetric(Machine):
 
 
 class Cluster(Machine):
-    """Equal nodes below levels of switches; the first level is next to the nodes.
+    """Equal nodes, joined by levels of switches; the first of `levels` joins the nodes.
 
     `hosts`, `devices` and `links` describe a single node; `for_workers` returns a machine with all
     nodes that the workers need. Workers fill the nodes in order.
@@ -127,7 +127,7 @@ class Cluster(Machine):
     @model_validator(mode="after")
     def _declares_a_node(self) -> Self:
         if len(self.hosts) != 1:
-            problem = f"with levels, must be one host, which all nodes copy (got {len(self.hosts)})"
+            problem = f"must be a single host if there are levels (got {len(self.hosts)})"
             raise ValueError(f"hosts: {problem}")
         if self.groups:
             raise ValueError("groups: cannot be combined with levels")
@@ -155,7 +155,7 @@ class Cluster(Machine):
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
-        # For each level, count the used members of the fullest switch.
+        # `groups`: for each level, how many members of the fullest switch the workers use.
         members, groups = num_nodes, []
         for level in self.levels:
             if members > 1:
@@ -187,7 +187,10 @@ class Cluster(Machine):
     def _nodes(
         self, num_nodes: int, sizes: Sequence[int], groups: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Return the fields of a `Machine`; a switch of level i has at most `sizes[i]` members."""
+        """Return the fields of a `Machine` of `num_nodes` nodes.
+
+        `sizes`: maximum number of members of a switch, for each level.
+        """
         names = [f"{self.hosts[0].name}{i}" for i in range(num_nodes)]
         nodes = [self._node(name) for name in names]
         parts = {field: [part for node in nodes for part in node[field]] for field in nodes[0]}

@@ -1,14 +1,14 @@
-"""Plan an all-reduce: one transfer or, with a codec, encode, transfer and decode each piece.
+"""Plan an all-reduce: one transfer or, with a codec, one transfer for each piece of the values.
 
     worker0 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
     exchange                      [reduce 0.0           ][reduce 0.1           ]
     worker1 compute   [encode 0.0][encode 0.1]           [decode 0.0]           [decode 0.1]
 
-Each of n ranks encodes the other ranks' shards of a piece, decodes and adds the values received for
-its own shard, encodes that sum, and decodes all sums. So it encodes as many values as a piece has,
-and decodes 2 - 1 / n times as many. If a codec must not encode sums, each rank sends its whole
-encoded piece to all other ranks, and decodes and adds the pieces of all n ranks
-(exchange/encoded_pieces.py).
+Each of n ranks sums one n-th of a piece, its shard. It encodes the other shards for the ranks that
+sum them, decodes and adds what it receives for its own shard, encodes the sum, and decodes all
+sums. So it encodes as many values as a piece has, and decodes 2 - 1 / n times as many. If a codec
+must not encode sums, each rank sends its whole encoded piece to all other ranks, and decodes and
+adds the pieces of all n ranks (exchange/encoded_pieces.py).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ def encoded_s(
     """Return the seconds of an encoded all-reduce of `count` values.
 
     `exchange`: time of an all-reduce without a codec. Each piece has the latencies of `exchange`
-    and of the codec. If the codec does not encode sums, ranks all-gather the encoded pieces. This
-    takes half as long as an all-reduce of as many bytes as all ranks' pieces have. Encoding does
-    not overlap with messages, because it uses the cores on which backward runs.
+    and of the codec. If the codec does not encode sums, ranks all-gather the encoded pieces. An
+    all-gather takes half as long as an all-reduce of the gathered bytes. Encoding does not overlap
+    with messages, because it uses the cores on which backward runs.
     """
     sizes = pieces(count)
     if wire_format.encodes_sums:
@@ -121,7 +121,7 @@ class CollectivePiece(NamedTuple):
 
 
 def _agreed(transfer: Transfer) -> Transfer:
-    """Add the latency of two small transfers, in which ranks agree on the pieces' bytes."""
+    """Return the transfer, longer by two small ones in which ranks agree on its size."""
     more = Cost(num_calls=2 * transfer.cost.num_calls)
     return transfer._replace(cost=transfer.cost + more)
 
@@ -165,8 +165,8 @@ class Collective:
     def encodes(self, step: int, number: int, ready: TaskId) -> Iterator[Task]:
         """Yield the encoding tasks of `coders[number]`, which start after `ready`.
 
-        In the plan these tasks must precede concurrent computation: an encoding thread gets its
-        share of the cores immediately, not after the next layer.
+        Put these tasks into the plan before computation that may run at the same time. A real
+        encoding thread gets cores immediately, and does not wait for the next layer.
         """
         if self.coders:
             coder = self.coders[number]

@@ -15,9 +15,10 @@ _OF_HOSTS = (Lane.REDUCE, Lane.CORE)
 class Breakdown:
     """Seconds per step of one device, or the mean of all devices.
 
-    `train_s`: local steps of a worker, not divided into parts. `exposed_s`: communication during
-    which the device does not compute. `hidden_s`: communication during computation. `idle_s`: time
-    with neither computation nor communication. All parts except `hidden_s` add up to the step.
+    `train_s`: local steps, of which only the whole duration is known. `exposed_s`: communication
+    during which the device does not compute. `hidden_s`: communication during computation.
+    `idle_s`: time with neither computation nor communication. All parts except `hidden_s` add up to
+    the step.
     """
 
     load_s: float
@@ -106,7 +107,7 @@ def _of_device(timeline: Timeline, device: str, spans: Iterable[Span]) -> Breakd
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A quantity of both compared timelines, in seconds per step.
+    """The seconds of the step, or of one of its parts, in two compared timelines.
 
     `error`: (`left_s` - `right_s`) / `right_s`; None if `right_s` is zero.
     """

@@ -103,15 +103,15 @@ def computing_on(device: Device, host: Host, devices: Sequence[Device]) -> tuple
 
 
 def core_lanes(devices: Sequence[Device]) -> list[Resource]:
-    """Return the compute lanes of those `devices` that are CPU devices."""
+    """Return, for each CPU device, the resource that it holds while it computes."""
     return [compute_lane(device.name) for device in devices if device.kind == DeviceKind.CPU]
 
 
 def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource, ...]:
     """Return the resources that a device or host holds while it encodes or decodes.
 
-    A device also holds its compute lane. In the cost of an encoding or decoding task, `flops` is
-    the number of values, and `num_calls` is the number of pieces.
+    A device cannot compute meanwhile. In the cost of an encoding or decoding task, `flops` is the
+    number of values, and `num_calls` is the number of pieces.
     """
     lane = Resource(station.name, Lane(f"{kind} {kernel}"))
     return (compute_lane(station.name), lane) if isinstance(station, Device) else (lane,)
@@ -119,13 +119,13 @@ def codec_lanes(station: Station, kernel: Kernel, kind: Kind) -> tuple[Resource,
 
 @dataclass(frozen=True)
 class Roofline:
-    """Predicts a task's seconds: the longer of arithmetic and traffic, plus latencies.
+    """Predicts a task's seconds: the time of its flops or bytes (the longer), plus latencies.
 
     The slowest link of a transfer determines the time of its bytes, and each message has the
     latencies of all links. Other resources work concurrently, and the slowest of them determines
-    the time. A resource without a rate takes no time. In a task with a link, memory or codec, a
-    device takes no time, because the bytes are sent, copied or encoded, not processed by a layer.
-    Raises ValueError if no resource of a task has a rate.
+    the time. Resources without a rate are ignored. So is the device's compute rate in tasks that
+    send, copy or encode, because it describes layers. Raises ValueError if no resource of a task
+    has a rate.
     """
 
     rates: Mapping[Resource, Rate]
@@ -176,7 +176,7 @@ class Roofline:
         if len(rates) == 1:  # fast path for most tasks
             return rates[0].seconds(cost)
         if not rates:
-            raise ValueError(f"{task.name}: none of {[str(r) for r in on]} has a rate")
+            raise ValueError(f"{task.name}: no rate is known for any of {[str(r) for r in on]}")
         if is_on_wire:
             # The slowest hop determines the time of the bytes; the latencies of all hops add up.
             work_s = max(rate.work_s(cost) for rate in rates)
@@ -192,7 +192,7 @@ class Roofline:
         """Return the rates that limit tasks on these resources, and whether links limit them."""
         held = [resource for resource in on if resource in self.rates]
         links = tuple(self.rates[resource] for resource in held if resource.lane is Lane.WIRE)
-        # A device held together with its memory or codec takes no time (see the class).
+        # Ignore the device's compute rate if the task copies or encodes (see the class).
         beside = [resource for resource in held if resource.lane is not Lane.COMPUTE]
         return links or tuple(self.rates[resource] for resource in beside or held), bool(links)
 
@@ -284,7 +284,7 @@ def update_cost(workload: Workload) -> Cost:
 
 @dataclass(frozen=True)
 class PacedDevice:
-    """The device whose layer times a rehearsal emulates.
+    """The device emulated by a rehearsal, which is a training in which layers only wait.
 
     `label`: the device's name in messages such as "paced as k40-gigabit/gpu0". `totals`: known
     seconds of whole phases, to which the layers' times are scaled.

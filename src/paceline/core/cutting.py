@@ -17,7 +17,8 @@ def _as_name(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-LOSS = "loss"  # instead of a first layer: the head has no layers, and computes only the loss
+# As the name of the head's first layer: the head has no layers, and computes only the loss.
+LOSS = "loss"
 LayerName = Annotated[str, BeforeValidator(_as_name)]
 # Function (workload, config) that returns the head's first layer, chosen by a strategy's criteria;
 # raises InvalidInput if no layer meets them.
@@ -29,13 +30,13 @@ Attempt = Callable[[str], object]
 def with_refused_cuts(
     workload: Workload, config: Any, first_of: FirstOf, attempt: Attempt
 ) -> Workload:
-    """Try to split the model before different layers, until one split succeeds.
+    """Return the workload with `refused_cuts`: the layers before which a split failed.
 
-    Returns the workload; its `refused_cuts` lists the layers before which the split failed.
-    `first_of(workload, config)` chooses the next layer, which is not in `refused_cuts`;
-    `attempt(layer)` splits the model before this layer. `config.head`: the layer chosen by the
-    user, or None. Raises InvalidInput if no split succeeds.
-    If only the split before the user's layer fails, the error suggests another layer.
+    Tries to split the model before different layers, until one split succeeds. `first_of(workload,
+    config)` chooses the next layer, which is not in `refused_cuts`; `attempt(layer)` splits the
+    model before this layer. `config.head`: the layer chosen by the user, or None. Raises
+    InvalidInput if no split succeeds. If the user's layer fails, the error suggests a layer that
+    works.
     """
     try:
         return _tried(workload, config, first_of, attempt)

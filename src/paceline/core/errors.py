@@ -9,7 +9,7 @@ from signal import SIGINT
 from typing import Self
 
 _NOT_GIVEN = object()
-# A problem that begins with one of these words follows its field without a colon: "--steps must".
+# If a problem begins with one of these words, no colon precedes it: "--steps must be".
 _VERBS = ("must ", "is ", "has ", "cannot ", "requires ", "needs ", "does ", "and ")
 # The field at the beginning of a message.
 _FIELD = re.compile(rf"(.+?)(?:: | (?={'|'.join(_VERBS)}))")
@@ -38,7 +38,8 @@ class InvalidInput(PacelineError):
     def __init__(
         self, field: str, problem: str = "", *, got: object = _NOT_GIVEN, hint: str = ""
     ) -> None:
-        # If a DataLoader process fails, torch re-raises its error with one argument, a traceback.
+        # If a DataLoader process raises this error, torch creates it again with a single argument:
+        # the traceback, whose last line is the message.
         if not problem:
             last_line = field.strip().rpartition("\n")[2]
             field, problem = _parted(last_line.rpartition("InvalidInput: ")[2])

@@ -33,7 +33,7 @@ _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
 _DECIMAL = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 _BINARY = {"Ti": 2.0**40, "Gi": 2.0**30, "Mi": 2.0**20, "Ki": 2.0**10}
 _SECONDS = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_MOST_DIGITS = 17  # significant digits that identify any float64
+_MOST_DIGITS = 17  # so many significant digits distinguish any two float64 numbers
 
 
 def _units(unit: str, prefixes: dict[str, float], factor: float = 1.0) -> dict[str, float]:

@@ -59,7 +59,7 @@ def lazily(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str]
 
 
 def factory_of(setting: str, name: str) -> Callable[..., Any]:
-    """Import a function or class named package.module:name; InvalidInput if not callable."""
+    """Import a function or class named package.module:name; InvalidInput for other objects."""
     factory = imported(setting, name)
     if not callable(factory):
         raise InvalidInput(setting, "must be callable", got=name)

@@ -48,7 +48,7 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 
 
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
-    """Return the machine with equal links, one between the two stations of each pair.
+    """Return the machine with equal links, one for each pair of devices or hosts.
 
     `each`: latency and seconds per byte of each link. On a single host, a link between its CPU
     devices also uses their cores.
@@ -70,9 +70,10 @@ def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTim
 def in_ring(
     machine: Machine, measured: ExchangeSamples, config: object = None, *, at_once: bool = False
 ) -> Machine:
-    """Return the machine with a ring of links fitted to all-reduces, measured with `config`.
+    """Return the machine with a ring of links, fitted to the times of measured all-reduces.
 
-    `config`: a strategy's options, which may include `codec`. `at_once`: see `linked_in_ring`.
+    `config`: options of the measured strategy; its `codec`, if any, encoded the values.
+    `at_once`: see `linked_in_ring`.
     """
     codec = getattr(config, "codec", None)
     return linked_in_ring(machine, machine.devices, line_through(measured), codec, at_once=at_once)
@@ -88,12 +89,12 @@ def linked_in_ring(
 ) -> Machine:
     """Return the machine with equal links, on which a ring all-reduce takes the time `whole`.
 
-    Requires two or more stations. `codec`: the codec with which `whole` was measured; the links'
-    times then include encoding and decoding. `at_once`: whether the plan uses `Ring.at_once`, in
-    which GPUs send in both directions of the ring concurrently.
+    `stations`: two or more devices or hosts. `codec`: the codec with which `whole` was measured;
+    the links' times then include encoding and decoding. `at_once`: whether GPUs send in both
+    directions of the ring concurrently (see `Ring.at_once`).
     """
     pairs = neighbours(stations)
-    # Plan the exchange of one byte to get the number of messages, and bytes on the busiest link.
+    # `unit`: number of messages, and bytes on the busiest link, in an exchange of one byte.
     unit_machine = linked(machine, pairs, LinearTime(0.0, 1.0))
     ring = (Ring.at_once if at_once else Ring.over)(unit_machine, stations, ())
     known = None if codec is None else wire_format(codec)

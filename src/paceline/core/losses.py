@@ -14,7 +14,8 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-BUSY = 0.15  # above this `unrest`, other programs seem to run, and profiles measure more steps
+# If `unrest` exceeds this, other programs probably run, and profiles measure more steps.
+BUSY = 0.15
 
 
 def unrest_between(lower: float, middle: float, upper: float) -> float:
@@ -49,8 +50,8 @@ class Losses(Fact):
     ) -> float:
         """Return the factor by which losses make computation longer.
 
-        `hidden`, `copied`: time of exchange and of copies by a GPU's copy engines, during
-        computation and relative to it; `hidden` excludes the copies. `num_steps`: number of steps
+        `hidden`: fraction of the computing time during which an exchange runs. `copied`: the same
+        for copies by a GPU's copy engines, which `hidden` excludes. `num_steps`: number of steps
         between exchanges, over which the workers' computing times average.
         """
         waiting = self.spread / sqrt(num_steps) * largest_of(num_workers)
@@ -70,11 +71,12 @@ _PUBLISHED = (
     "the published tables in benchmarks/scaling_tables; "
     "beside copies: 9.0 and 7.6 % on one H100, benchmarks/gpu"
 )
-# CPU devices also process TCP traffic: 1.2 s of processor time for an exchange of 2.2 s, and 0.3 s
-# for an exchange of 0.55 s with codec dynamic8 (AlexNet on two hosts at 1 Gbit/s).
+# CPU devices also process TCP traffic, which takes about 0.55 s of processor time per second of
+# exchange: 1.2 s for 2.2 s, and 0.3 s for 0.55 s with dynamic8 (AlexNet, two hosts, 1 Gbit/s).
 CORES_BETWEEN_HOSTS = Losses(
     beside_exchange=0.55, spread=0.03, source="measured: processor time of steps, benchmarks/codecs"
 )
-# An exchange between hosts slows GPUs less than one within a host: network adapters transfer bytes.
+# Between hosts, network adapters transfer the bytes, so an exchange slows GPUs less than within a
+# host, where the GPUs transfer them.
 WITHIN_A_HOST = Losses(beside_exchange=0.85, beside_copies=0.09, spread=0.03, source=_PUBLISHED)
 BETWEEN_HOSTS = Losses(beside_exchange=0.4, beside_copies=0.09, spread=0.03, source=_PUBLISHED)

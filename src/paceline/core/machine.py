@@ -213,7 +213,7 @@ class Machine(Fact):
 
     @cached_property
     def reached(self) -> Self:
-        """A copy in which each link's bandwidth is multiplied by the link's `share`."""
+        """A copy with attainable bandwidths: each link's bandwidth times its `share`."""
         links = tuple(link.reached for link in self.links)
         if links == self.links:
             return self
