@@ -103,7 +103,7 @@ class TaskId(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """Key of a task's measured duration; `owner`: owner of the first resource that the task holds."""
+    """Key of a task's measured duration; `owner`: owner of the task's first resource."""
 
     owner: str
     kind: Kind

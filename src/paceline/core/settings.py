@@ -104,7 +104,11 @@ class RunSettings(Record):
         {}, description="Option of the strategy, such as chunk=4MiB; can be repeated."
     )
     workers: int | str = Field(
-        2, description="Number of workers. hogbatch also accepts a list of devices: cpu:4,gpu:0."
+        2,
+        description=(
+            "Number of workers. Strategy hogbatch also accepts a list of devices: "
+            "cpu:4,gpu:0 (4 CPU threads, GPU 0)."
+        ),
     )
     batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     codec: str | None = Field(
@@ -136,7 +140,9 @@ class RunSettings(Record):
             "Address on which the coordinating process (hub) listens, such as tcp://10.0.0.1:5555."
         ),
     )
-    keys: Path | None = Field(None, description="Folder of keys written by `paceline keys`.")
+    keys: Path | None = Field(
+        None, description="Folder of encryption keys written by `paceline keys`."
+    )
     run_name: str | None = Field(
         None,
         description="Name of the run, the same for the coordinating process (hub) and its workers.",
