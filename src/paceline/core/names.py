@@ -14,7 +14,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name.lower(), {one.lower() for one in names}, n=1)
     if not close:
         return ""
-    alike = (one for one in names if one.lower() == close[0])  # ignore case
+    alike = (one for one in names if one.lower() == close[0])  # names that differ only in case
     nearest = max(alike, key=lambda one: SequenceMatcher(None, name, one).ratio())
     return f"did you mean {nearest!r}?"
 

@@ -40,7 +40,7 @@ class Link(Fact):
 
     @property
     def reached(self) -> "Link":
-        """A copy of the link with its bandwidth multiplied by `share`."""
+        """The link with the bandwidth that is attainable: `share` of the nominal bandwidth."""
         if self.share == 1.0:
             return self
         found = self.share * self.bandwidth_bytes_per_s
@@ -56,7 +56,7 @@ class Hop(NamedTuple):
 
 
 class Network:
-    """Links by the places that they connect, with cached routes."""
+    """A graph of places and the links between them; caches routes."""
 
     def __init__(self, links: Iterable[Link], switches: Collection[str] = ()) -> None:
         self.within: dict[str, Link] = {}  # links from a place to itself
@@ -74,9 +74,9 @@ class Network:
     def route(self, start: str, goal: str) -> tuple[Hop, ...] | None:
         """Return the route with the fewest hops between two places; None if there is no route.
 
-        Of equally short routes, chooses the one through the fewest hosts and devices, because
-        devices at a switch do not send through a host; then the one with the most bandwidth. A
-        switch's link to itself does not count as a hop.
+        Of equally short routes, chooses the one through the fewest hosts and devices: two devices
+        at a switch send through the switch, not through their host. Of these routes, chooses the
+        one with the most bandwidth. A switch's link to itself does not count as a hop.
         """
         if (start, goal) in self._routes:
             return self._routes[start, goal]

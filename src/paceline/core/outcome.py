@@ -15,7 +15,7 @@ from paceline.core.timeline import Timeline
 from paceline.core.wire_format import threshold_of
 
 _SHARES = ("accuracy", "precision@1")
-SHARE_FACTOR = 1.25  # warn if a codec's declared and measured share differ by more than this factor
+SHARE_FACTOR = 1.25  # warn if a codec sends more values than declared, or fewer, by this factor
 Points = tuple[tuple[float, int], ...]  # each point: seconds of training, and a value
 
 
@@ -136,7 +136,7 @@ class UnevenWorker:
 
 @dataclass(frozen=True)
 class ChunkTrial:
-    """A chunk size tried by a search, with predicted and rehearsed seconds per step."""
+    """A tried chunk size (layers per exchange): seconds per step, predicted and timed."""
 
     chunk: int
     predicted_s: float
@@ -151,14 +151,15 @@ def is_share(score: str) -> bool:
 class RunMetrics(Record):
     """Metrics of a finished run, saved in result.json.
 
-    `samples_per_s`: throughput of steps that were not traced. `tokens_per_s`: throughput in tokens,
-    if samples consist of tokens. `evaluations`: all tests, if `evaluate_every` is set. `trained_s`:
-    seconds of training without tests. `decisions`: changes of configuration during the run, with
-    reasons. `faults`: differences between traced steps and their plan; None without traced steps.
-    `lost`: workers that ended early, with reasons. `peak_memory_bytes`: peak bytes of each worker.
-    `shares`: samples of each worker in a balanced batch. `wire_nbytes`: bytes sent and bytes
-    received, including headers. `sent_share`: check of a codec that declares a share.
-    `utilisation`: for each device, the share of the time in which it computed.
+    `samples_per_s`: throughput of untraced steps (a trace records each task).
+    `tokens_per_s`: throughput in tokens, if samples consist of tokens. `evaluations`: all tests, if
+    `evaluate_every` is set. `trained_s`: seconds of training without tests. `decisions`: changes of
+    configuration during the run, with reasons. `faults`: differences between traced steps and their
+    plan; None without traced steps. `lost`: workers that ended early, with reasons.
+    `peak_memory_bytes`: peak bytes of each worker. `shares`: number of samples of each worker in a
+    balanced batch. `wire_nbytes`: bytes sent and bytes received, including headers. `sent_share`:
+    share of the values that the codec sends, declared and measured. `utilisation`: for each device,
+    the share of the time in which it computed.
     """
 
     samples_per_s: float

@@ -44,7 +44,7 @@ class Lane(StrEnum):
     """A part of a device, host or link that executes one task at a time."""
 
     COMPUTE = "compute"
-    CORE = "core"  # a core of a host with fewer cores than CPU devices
+    CORE = "core"  # a core that CPU devices share, if they outnumber their host's cores
     MEMORY = "memory"  # held while a CPU device copies or adds in memory
     EXCHANGE = "exchange"
     UPLOAD = "upload"  # to a parameter server
@@ -103,7 +103,7 @@ class TaskId(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """Key to look up a task's measured duration; `owner`: owner of the task's first resource."""
+    """Key of a task's measured duration; `owner`: owner of the task's first resource."""
 
     owner: str
     kind: Kind
@@ -165,7 +165,7 @@ class Plan:
     def _link(self) -> None:
         """Check the tasks, and fill `children` and `num_parents`."""
         place: dict[TaskId, int] = {}
-        # Store no or one child as a tuple, which is smaller than a list: most tasks have no more.
+        # Most tasks have at most one child, stored as a tuple, which is smaller than a list.
         self.children: list[list[int] | tuple[int, ...]] = []
         self.num_parents: list[int] = []
         last = None
@@ -174,7 +174,7 @@ class Plan:
                 # Most tasks wait for the previous task; this comparison saves the hash lookup.
                 parent = i - 1 if before is last else place.get(before)
                 if parent is None:
-                    problem = f"must wait for an earlier task (got {before.name!r})"
+                    problem = f"waits for {before.name!r}, which is not an earlier task"
                     raise ValueError(f"{own.name}: {problem}")
                 known = self.children[parent]
                 if isinstance(known, list):
@@ -206,10 +206,10 @@ class Plan:
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
-        """One task of each group of equally priced tasks, and every task's group number.
+        """One task of each group of tasks with equal predicted seconds; every task's group number.
 
-        Tasks of a group differ only in step, worker and predecessors, so cost models predict the
-        same seconds for them. Steps repeat, so even a long plan has few groups.
+        Tasks of a group differ only in step, worker and predecessors, on which predictions do not
+        depend. Steps repeat, so even a long plan has few groups.
         """
         numbers: dict[tuple[object, ...], int] = defaultdict(count().__next__)
         # Compare costs by identity: all steps refer to the same `Cost` objects, and hashing a cost

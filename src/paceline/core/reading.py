@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, from_json
 from paceline.core.errors import InvalidInput, shown
 
 Text = bytes | bytearray | memoryview
-MOST_DEPTH = 200  # nesting of JSON, as in pydantic's parser
+MOST_DEPTH = 200  # maximum nesting of JSON; pydantic's parser has the same limit
 _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
 LARGEST_NUMBER = 1e40  # above float32's range; products of such numbers still fit float64
@@ -39,7 +39,7 @@ _PROBLEMS = {
     **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
 }
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # list index after a field in an error
+_ITEM = re.compile(r"(?<=\w)\.\d+(?=: )")  # the ".3" of a list's item 3 in the error "field.3: ..."
 
 # A dotted key with many parts, for which tomllib needs quadratic time.
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
@@ -98,7 +98,7 @@ def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; a misspelled field counts as unknown, not as missing."""
+    """Return the first error; for a missing field, prefer an unknown one (a misspelling)."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first
@@ -130,7 +130,7 @@ def _plain(bound: object) -> object:
 
 
 def _as_typed(value: object) -> str:
-    """Format a value for a message, without quotes if it is the text of a number."""
+    """Format a value for a message; show text that is a number without quotes."""
     if isinstance(value, str) and value.isprintable():
         with suppress(ValueError):
             float(value)

@@ -20,7 +20,7 @@ from paceline.core.machine import Machine, Station
 
 _MOST_RANKS = 8  # hosts without switches have at most 8 GPUs
 _FEWEST_RANKS = 3  # two GPUs form no ring
-_MOST_TRIED = 30  # candidates to try for each next ring, before the search accepts fewer rings
+_MOST_TRIED = 30  # most candidates tried for each ring, even if others might allow more rings
 _ROUNDING = 1e-6
 _Pair = frozenset[int]
 _Order = tuple[int, ...]

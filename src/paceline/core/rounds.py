@@ -1,12 +1,13 @@
-"""Rounds of local updates: when each fragment is exchanged, and which outer step follows.
+"""Rounds of local updates: when workers exchange each fragment of a model, and what follows.
 
     inner steps     1 2 3 ............ H/2 ............... H  1 2 ...
     fragment 0                         sent ..... loaded
     fragment 1                                            sent ..... loaded
                                        |- delay -|        |- delay -|
 
-A round has H inner steps, as in DiLoCo (arXiv 2311.08105). Fragments follow Streaming DiLoCo
-(arXiv 2501.18512).
+A round has H inner steps (steps of a worker alone), as in DiLoCo (arXiv 2311.08105). After an
+exchange, an outer step applies the workers' mean change. Fragments (groups of layers) follow
+Streaming DiLoCo (arXiv 2501.18512).
 """
 
 from math import log2

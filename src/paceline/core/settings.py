@@ -94,7 +94,7 @@ class Record(BaseModel, frozen=True, extra="forbid"):
 
 
 class RunSettings(Record):
-    """Settings common to training and rehearsing."""
+    """Settings common to training and rehearsing (timing exchanges with emulated layers)."""
 
     model: Model
     strategy: str = Field(
@@ -104,12 +104,19 @@ class RunSettings(Record):
         {}, description="Option of the strategy, such as chunk=4MiB; can be repeated."
     )
     workers: int | str = Field(
-        2, description="Number of workers. hogbatch also accepts a list of devices: cpu:4,gpu:0."
+        2,
+        description=(
+            "Number of workers. Strategy hogbatch also accepts a list of devices: "
+            "cpu:4,gpu:0 (4 CPU threads, GPU 0)."
+        ),
     )
     batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     codec: str | None = Field(
         None,
-        description="Codec, such as dynamic8 or, for wheel, gradients=half,activations=dynamic8.",
+        description=(
+            "Codec of exchanged values, such as dynamic8; in strategy wheel also by purpose: "
+            "gradients=half,activations=dynamic8."
+        ),
     )
     balance: Literal["auto"] | None = Field(
         None, description="Give each worker a share of the batch in proportion to its speed."
@@ -118,18 +125,27 @@ class RunSettings(Record):
         False, description="Exchange gradients even with one worker, to measure the overhead."
     )
     profile_s: float = Field(
-        4.0, ge=0, le=LONGEST_S, description="Seconds to profile the model before planning."
+        4.0,
+        ge=0,
+        le=LONGEST_S,
+        description="How long to profile the model before planning, in seconds.",
     )
     deadline_s: Seconds = Field(
         30.0, description="Seconds without an answer after which a worker counts as lost."
     )
     wait_s: Seconds = Field(600.0, description="Seconds to wait for workers to join.")
     listen: str | None = Field(
-        None, description="Address on which the hub listens, such as tcp://10.0.0.1:5555."
+        None,
+        description=(
+            "Address on which the coordinating process (hub) listens, such as tcp://10.0.0.1:5555."
+        ),
     )
-    keys: Path | None = Field(None, description="Folder of keys written by `paceline keys`.")
+    keys: Path | None = Field(
+        None, description="Folder of encryption keys written by `paceline keys`."
+    )
     run_name: str | None = Field(
-        None, description="Name of the run, the same for the hub and its workers."
+        None,
+        description="Name of the run, the same for the coordinating process (hub) and its workers.",
     )
     output: Path = Field(Path("runs"), description="Folder in which to create the run's folder.")
 
@@ -156,7 +172,7 @@ class RunSettings(Record):
 class TrainSettings(RunSettings):
     """The settings of `paceline train`.
 
-    None selects the default of a built-in model (`paceline.core.defaults`) or of a recipe.
+    A setting of None stands for the default of a built-in model (`core.defaults`) or a recipe.
     """
 
     kind: Literal["train"] = "train"
@@ -271,18 +287,21 @@ class RehearseSettings(RunSettings):
         None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )
     forward_ms: Milliseconds | None = Field(
-        None, description="Milliseconds of a forward pass on --device."
+        None, description="Milliseconds to emulate for a forward pass on --device."
     )
     backward_ms: Milliseconds | None = Field(
-        None, description="Milliseconds of a backward pass on --device."
+        None, description="Milliseconds to emulate for a backward pass on --device."
     )
     update_ms: Milliseconds | None = Field(
-        None, description="Milliseconds of an optimizer step on --device."
+        None, description="Milliseconds to emulate for an optimizer step on --device."
     )
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")
     profile_s: float = Field(
-        2.0, ge=0, le=LONGEST_S, description="Seconds to profile the model before the rehearsal."
+        2.0,
+        ge=0,
+        le=LONGEST_S,
+        description="How long to profile the model before the rehearsal, in seconds.",
     )
 
     @model_validator(mode="after")

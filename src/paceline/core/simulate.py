@@ -13,7 +13,7 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # periods that `steady_period` compares; tasks of at most three periods overlap
+LOOKED_AT = 4  # number of periods to compare; tasks of up to three periods overlap in time
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the timeline's makespan
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 
@@ -87,8 +87,9 @@ def steady_period(
 ) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    If these steps repeat, a longer timeline would only add copies of them. `alike`: number of steps
-    after which the plan repeats (a period). `looked_at`: number of periods that must be equal.
+    If these steps repeat, a longer timeline would only add copies of them. `alike`: length of a
+    period, the number of steps after which the plan repeats. `looked_at`: number of periods that
+    must be equal.
     """
     # Leave out the last period, because no later period overlaps with it.
     first = (num_steps // alike - looked_at - 1) * alike

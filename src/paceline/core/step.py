@@ -86,16 +86,16 @@ class Between(Protocol):
         ...
 
     def result(self, step: int, place: int) -> TaskId:
-        """Return the task after which the host with index `place` has the result."""
+        """Return the task after which the host with index `place` has the sum over all hosts."""
         ...
 
 
 @dataclass(frozen=True)
 class ChunkExchange:
-    """The exchange of one chunk, with the resources and costs of each worker.
+    """The exchange of the gradients of one chunk (adjacent layers), with its resources and costs.
 
-    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of this layer's backward
-    with a synchronisation of the GPU with its host (Le et al. 2018, step B-4-1). `d2h`: each
+    `last_layer`: layer whose gradients complete the chunk. `synced`: cost of this layer's backward,
+    including a synchronisation of the GPU with its host (Le et al. 2018, step B-4-1). `d2h`: each
     worker's copy to its host's memory. `reduce`: the hosts' sums. `between`: the exchange of sums
     between hosts, if any. `places`: index of each worker's host. `h2d`: each worker's copy back;
     None for a CPU worker.

@@ -16,14 +16,14 @@ from paceline.core.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The size of a plan: its number of steps."""
+    """The number of steps that a plan covers."""
 
     num_steps: int
 
 
 @dataclass(frozen=True)
 class StepsToLoss:
-    """Number of steps to a given loss, relative to that of synchronous training.
+    """Steps needed to reach a given loss, divided by the steps of synchronous training.
 
     `median`: median of measured runs. `low`, `high`: range of these runs. `measured_on`: the models
     of these runs.

@@ -13,7 +13,7 @@ from paceline.core.plan import Kind, Resource, TaskId
 
 
 class Origin(StrEnum):
-    """The origin of a timeline: measured in training, rehearsed, or predicted by simulation."""
+    """The origin of a timeline: training, a rehearsal with emulated layers, or a simulation."""
 
     MEASURED = "measured"
     REHEARSED = "rehearsed"
@@ -60,8 +60,8 @@ Interval = tuple[float, float]
 class Timeline:
     """The spans of some consecutive steps: predicted, rehearsed or measured.
 
-    `interval`: the first start and the last end of the spans. If `interval` is set, the iterable of
-    spans is read only when needed: of most simulations, a planner needs only the makespan.
+    `interval`: the first start and the last end of `spans`, if known. `spans` is then read only
+    when needed: of most simulations, a planner needs only the makespan.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Timeline:
     def typical_step_s(self) -> float:
         """Return the mean seconds of `typical_steps`; ValueError if there are none."""
         if not self.typical_steps:
-            raise ValueError("the timeline must have two weight updates on one device")
+            raise ValueError("the timeline must have at least two weight updates on one device")
         means = [length(steps) / len(steps) for steps in self.typical_steps.values()]
         return sum(means) / len(means)
 

@@ -27,10 +27,10 @@ def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
 
 
 def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
-    """Return the CPU work of a message between hosts: of the sender, then of the receiver.
+    """Return the CPU work of a message between hosts: the sender's, then the receiver's.
 
-    A host without `message_bytes_per_s` has no such work, nor has a message within a host, which
-    holds `message_lanes` instead.
+    Only hosts with `message_bytes_per_s` have such work. Empty for a message within a host:
+    `message_lanes` returns the resources of such a message.
     """
     return tuple(
         Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
@@ -52,7 +52,7 @@ def message_tasks(
 ) -> tuple[Task, ...]:
     """Return the tasks of a message, which has arrived when all of these tasks are done.
 
-    `ways`: the message's transfer, whose task is `sent`, and then the CPU work of `handling`.
+    `ways`: first the transfer, whose task gets the identity `sent`; then the results of `handling`.
     """
     handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
     ids = (sent, *handled)
@@ -71,9 +71,9 @@ class Ring:
     several rings, each ring carries a share of the bytes.
 
     `load`: for each hop, the bytes on it per byte that a rank sends; below 1 if only some rings use
-    the hop. `held`: resources that the ranks in the plan hold during the exchange; a plan of a
-    `Symmetric` machine has fewer ranks than `num_ranks`. `cores`: resources that are also held if a
-    link uses cores.
+    the hop. `held`: resources that the planned ranks hold during the exchange. `num_ranks` also
+    counts ranks that the plan of a `Symmetric` machine leaves out. `cores`: resources that are also
+    held if a link uses cores.
     """
 
     num_ranks: int
@@ -95,14 +95,15 @@ class Ring:
     def at_once(
         cls, machine: Machine, stations: Sequence[Station], cores: Sequence[Resource]
     ) -> "Ring":
-        """Build concurrent rings of GPUs over the direct links of a host, or over all rails.
+        """Build concurrent rings of GPUs over direct links in a host, or over parallel adapters.
 
-        GPUs without direct links or rails form a single ring in the given order, as do CPU devices.
+        GPUs without direct links or rails (such adapters) form a single ring in the given order, as
+        do CPU devices.
         """
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # If a station represents further ranks, rings of direct links would leave them out.
+        # A station may stand for several ranks; rings of direct links would leave out the others.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
@@ -118,8 +119,8 @@ class Ring:
         hops = self._by_pace[max(self._by_pace, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
-        # Cost models ignore that routes share hops. `alone` is the number of bytes that would take
-        # the same time on a route without shared hops.
+        # Cost models assume that routes share no hops, so they get `alone` instead of `sent`: the
+        # bytes that would take the same time on a route without shared hops.
         narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
         sent = 2 * (n - 1) / n * nbytes
         alone = sent * self.load[slowest] * (narrowest / slowest.link.bandwidth_bytes_per_s)
@@ -140,7 +141,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """A route for each different (latency, seconds per byte), because most routes are equal."""
+        """One route for each (latency, seconds per byte); most routes have the same two values."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
@@ -167,10 +168,10 @@ def _held(stations: Sequence[Station]) -> tuple[Resource, ...]:
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
     """Return the route between two GPUs; with RDMA or rails, without the links to their hosts.
 
-    An RDMA adapter is attached to the GPU's PCI Express switch, and bypasses the host. It reaches
-    12 GB/s where two GPUs of one host exchange 8 GB/s (nccl issue 307), and 24 GB/s where they
-    exchange 16 GB/s (nccl issue 412). With several rails each GPU's link carries only a part of
-    the bytes.
+    An RDMA adapter at the GPU's PCI Express switch bypasses the host, so GPUs of different hosts
+    can exchange faster than GPUs of one host: at 12 GB/s instead of 8 GB/s (nccl issue 307), or at
+    24 GB/s instead of 16 GB/s (nccl issue 412). With several rails (parallel adapters), each GPU's
+    link carries only a part of the bytes.
     """
     route = machine.route(one, other)
     if not any(hop.link.rdma or hop.link.rails > 1 for hop in route):
@@ -188,10 +189,10 @@ UPDATE_TRAFFIC = 5  # memory traffic per parameter byte: momentum SGD reads thre
 
 
 def rings(machine: Machine, hosts: Sequence[Host], devices: Sequence[Device]) -> tuple[Ring, ...]:
-    """Return the rings between hosts on each level of groups, the smallest groups first.
+    """Return the rings between hosts: first within groups, then between groups, and so on.
 
-    Without groups, all hosts form one ring. `devices`: devices that wait for the exchange. Raises
-    InvalidInput if hosts are not linked.
+    Without `machine.groups`, all hosts form one ring. `devices`: devices that wait for the
+    exchange. Raises InvalidInput if hosts are not linked.
     """
     on_cores, held = tuple(core_lanes(devices)), _held(hosts) + waiting(devices)
     if machine.peers(hosts).num_ranks != prod(machine.groups):
@@ -211,10 +212,11 @@ class Shares:
 
     First the n hosts below one switch sum the chunk, so that each of them has the sum of an nth
     part. Each host then exchanges its part with hosts of other groups that have the same part. On
-    the way back each host distributes its part within its group.
+    the way back each host distributes its part within its group. With m groups of n hosts, a host
+    sends these fractions of the bytes on the way out and on the way back (in):
 
-        host, groups of n, then m     out 0       out 1              in 1               in 0
-        bytes that a host sends       (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
+        out 0       out 1              in 1               in 0
+        (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
 
     `servers`: whether each host is a parameter server for its part on every level. Hosts then send
     parts to servers by direct, concurrent messages. The servers of the highest level update their
@@ -231,7 +233,7 @@ class Shares:
     num_servers: int
 
     def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks of the way out, any update by servers, and the way back."""
+        """Yield the tasks that sum the chunk, let any servers update, and return the result."""
         before = summed
         for kind, part, on, cost in self._stages:
             task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))
@@ -249,7 +251,7 @@ class Shares:
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
-        # If only some hosts are servers, each server has this many times the bytes.
+        # Factor of the bytes of each server, because only `num_servers` hosts share the work.
         busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares

@@ -159,9 +159,9 @@ class Watch:
         self._before, self._first = before, list[float]()
 
     def has_changed(self, seconds: Sequence[float]) -> bool:
-        """Whether these steps differ by more than 10 % from those of the first call.
+        """Whether steps have become faster or slower by more than 10 % since the first call.
 
-        The first call compares with `before`, and allows 25 %, because during the choice other
+        The first call compares with `before` instead, and allows 25 %: during the choice, other
         alternatives used the threads and caches, too.
         """
         if self._first:

@@ -138,9 +138,10 @@ class Workload:
         return tuple(self.layers[i] for i in self.backward_order)
 
 
-# Memory peaks during backward, which frees kept tensors layer by layer and creates gradients:
+# Memory peaks during backward, which frees kept tensors layer by layer and creates gradients. At
+# each layer, memory is the sum of:
 #
-#     kept by the remaining layers | gradients of the finished layers | working memory of one layer
+#     kept by the remaining layers + gradients of the finished layers + working memory of this layer
 
 # Copies in memory for each parameter: its value, gradient and momentum.
 _COPIES = 3
@@ -176,12 +177,12 @@ def replica_nbytes(workload: Workload) -> int:
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the peak bytes of a backward through the layers `ready`, in this order.
+    """Return the peak bytes of a backward pass through the layers `ready`, in this order.
 
-    `layers`: the same layers in forward order. `gradients`: whether to count the gradients of
+    `layers`: the same layers in forward order. `gradients`: whether to include the gradients of
     parameters.
     """
-    # If a layer's working memory is unknown, assume the largest input plus output of any.
+    # If a layer's working memory is unknown, assume the largest (input + output) of all layers.
     sizes = [layer.activation_nbytes for layer in layers]
     pair = max(map(sum, zip(sizes, [0, *sizes], strict=False)), default=0)
     held, made, peak = kept_nbytes(ready), 0, 0

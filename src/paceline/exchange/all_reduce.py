@@ -131,7 +131,7 @@ class TorchAllReduce(Listener):
     `on_exchanged`, if given, is called at the end of each backward pass that exchanges gradients.
     """
 
-    # Same attributes as Paceline's `Reducer`; torch's reducer has no chunks of layers to choose.
+    # Attributes that Paceline's `Reducer` also has; torch's reducer has no chunk size to search.
     chunk, is_searched = None, False
 
     def __init__(

@@ -26,12 +26,12 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of timed steps
-# Limits of (step time of all ranks together) / (step time of one rank alone). If the first
-# exchange's measured ratio is above `_FAR`, no second exchange is tried. If its predicted ratio is
-# above `_HOPELESS_PREDICTION`, no exchange is tried.
+# Limits of (step time of all ranks together) / (step time of one rank alone) for the first way to
+# exchange gradients. If the predicted ratio is above `_HOPELESS_PREDICTION`, none is tried. If
+# the measured ratio is above `_FAR`, no other is tried.
 _FAR, _HOPELESS_PREDICTION = 1.3, 2.0
-# No more steps are timed if the two step times differ by this fraction: `_VERY_CLEAR` after two
-# steps, `_CLEAR` after four.
+# Timing ends early if either step time (alone or together) is shorter by this fraction: by
+# `_VERY_CLEAR` after two steps, or by `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
@@ -43,8 +43,8 @@ class Comparison(NamedTuple):
 
     `together_s`: median time of all ranks' steps, by the name of the exchange that averages their
     gradients. `is_alone_faster`: whether one rank alone is faster than every entry of `together_s`.
-    `is_predicted`: no exchange was tried, because the first one's predicted time was far longer
-    than `alone_s`; `together_s` then has this prediction.
+    `is_predicted`: whether `together_s` has only a prediction for the first exchange, which was so
+    much longer than `alone_s` that no exchange was tried.
     """
 
     alone_s: float
@@ -73,10 +73,11 @@ def compare_with_alone(
 ) -> Comparison:
     """Time steps of `lone_rank` alone and steps of all ranks together; collective.
 
-    `exchanges`: by name of an exchange, a factory of replicas that average gradients by it; the
-    exchange that is predicted to be the fastest must be first. `parts`: number of samples of each
-    rank in a step of all ranks; `lone_rank` alone takes their sum. `predicted_s`: predicted step
-    time with the first exchange. Further exchanges are tried while one rank alone is faster.
+    `exchanges`: by name of an exchange (a way to average gradients), a factory of replicas that use
+    it; the exchange that is predicted to be the fastest must be first. `parts`: number of samples
+    of each rank in a step of all ranks; `lone_rank` alone takes their sum. `predicted_s`: predicted
+    step time with the first exchange. A further exchange is tried only if `lone_rank` alone is
+    faster than all ranks with each exchange so far.
     """
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
     weight = parts[group.rank] * group.world_size / sum(parts)
@@ -129,7 +130,7 @@ def _steps_alone(step: Step, group: Group) -> list[float]:
 
 
 def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:
-    """Return the seconds of 2, 4 or 8 steps: more steps if their times are close to `alone_s`."""
+    """Time 2, 4 or 8 steps: the closer to `alone_s`, the more; return their seconds."""
     _steps(step, group, _NUM_SETTLING)
     seconds = _steps(step, group, _NUM_TIMED // 2)
     if not _is_clear(alone_s, seconds, _VERY_CLEAR):
@@ -163,7 +164,7 @@ def stepping(
         yield lambda: None
         return
     model = copy.deepcopy(setup.model).train()
-    assert setup.first is not None  # None only for models that sleep instead of computing
+    assert setup.first is not None  # None only for emulated layers, which do not compute
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)

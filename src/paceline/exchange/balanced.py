@@ -54,8 +54,8 @@ class Balanced:
     process with the whole batch. With a `sampler`, each rank measures its computing time, which
     excludes waits for other ranks. Every few steps, all ranks agree on a new number of samples for
     each rank, and update the sampler. `weighs`: False if the caller's losses are already weighted.
-    `admit(speeds, sampler)`: decides once, when the speeds of all ranks (samples per second) are
-    known, which ranks keep training; returns the others, which get no samples from then on.
+    `admit(speeds, sampler)`: called once, when the speeds of all ranks (samples per second) are
+    known; returns the ranks that get no samples from then on.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Balanced:
             self.follow(sampler)
 
     def follow(self, sampler: BalancedSampler) -> None:
-        """Balance the batches of `sampler` from now on; collective; InvalidInput if unsuitable."""
+        """Balance batches of `sampler`; collective; InvalidInput if it does not fit the group."""
         self._shares = BalancedShares(sampler, self._group, self._meter, self._admit)
 
     def samples(self, number: int) -> None:
@@ -107,7 +107,7 @@ class Balanced:
         own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
         self._num_samples = None
         one = _Pass(own, self._group, self._meter, self._weighs)
-        # not in evaluation, because only a backward pass waits for the all-reduce to end
+        # only in training: in evaluation, no backward pass would wait for the all-reduce to end
         if self._weighs and self._module.training:
             one.begin()
         # To exclude waits for other ranks, hooks on the module itself record the times: the replica
@@ -159,7 +159,7 @@ class BalancedShares:
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
-        balance.shares = sampler.shares  # the sampler may begin with those of a checkpoint
+        balance.shares = sampler.shares  # may differ, if the sampler resumed from a checkpoint
         # all ranks record the same speeds, so all ranks compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
@@ -180,8 +180,8 @@ class SpeedMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
-        # By forward pass: its number of samples, and the clock marks of four times, which are the
-        # begin and end of the module's forward, and the begin and end of its backward.
+        # For each forward pass: its number of samples, and four clock marks (begin and end of the
+        # module's forward, begin and end of its backward).
         self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
 
@@ -247,8 +247,8 @@ class _Pass:
         if not leaves:
             problem = "requires outputs with gradients: tensors, or tuples, lists or dicts of them"
             raise InvalidInput("balance", problem)
-        # Register `_scaled` before the meter's hooks: it waits for other ranks, and as hooks run in
-        # this order, the wait is then not measured.
+        # Register `_scaled`, which waits for other ranks, before the meter's hooks: hooks run in
+        # this order, so the meter does not measure the wait.
         for leaf in leaves if self._weighs else ():
             leaf.register_hook(self._scaled)
         self._meter.watch(leaves, self._num_samples, self._marks)

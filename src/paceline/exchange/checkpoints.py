@@ -36,9 +36,9 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-# With an interval in seconds, ranks ask rank 0 now and then whether to save: first after
-# `_FIRST_MEETING` steps. All ranks save if rank 0 measures that at least `_NEARLY` of the interval
-# has passed since the last save.
+# With an interval in seconds, rank 0's clock decides when all ranks save. They ask rank 0 first
+# after `_FIRST_MEETING` steps, and later when it tells them to. They save if at least the fraction
+# `_NEARLY` of the interval has passed since the last save.
 _FIRST_MEETING = 10
 _NEARLY = 0.9
 
@@ -58,7 +58,7 @@ class State(NamedTuple):
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return JSON file `name`; InvalidInput if another strategy saved the state without it."""
+        """Return JSON file `name`; InvalidInput without it: another strategy saved the state."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
@@ -189,9 +189,9 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Return `state`, on rank 0 extended by the rank-specific state of all ranks; collective.
+    """Return `state`, on rank 0 with the state that is specific to each rank; collective.
 
-    `own` and `values`: this rank's tensors and JSON values, to which its random state is added.
+    This state is each rank's tensors `own`, JSON values `values`, and random generators.
     """
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}

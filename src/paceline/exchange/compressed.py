@@ -122,7 +122,7 @@ class CodecAllReduce:
         self._bytes_sent = [0, 0]  # by the scatter thread and by the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
         self._auto = AutoCodec(self) if codec == AUTO else None
-        self._bytes_sent = [0, 0]  # reset, because AutoCodec has sent bytes only for measurements
+        self._bytes_sent = [0, 0]  # do not count the bytes that AutoCodec has sent to measure
 
     @property
     def why(self) -> str:
@@ -159,7 +159,7 @@ class CodecAllReduce:
         return self.begin(f"{key}/{name}", values, make, divisor)
 
     def begin(self, key: str, values: Tensor, codec: Factory, divisor: float = 1.0) -> Work:
-        """Start to replace `values` by (their sum over all ranks) / `divisor`, sent by `codec`.
+        """Start to replace `values` by (their sum over all ranks) / `divisor`, encoded by `codec`.
 
         `values` must be contiguous float32. `key`: key of the codecs' error feedback.
         """
@@ -189,7 +189,7 @@ class CodecAllReduce:
         return largest.tolist()
 
     def close(self) -> None:
-        """End the threads after their last all-reduce; abandon one that waits for a lost rank."""
+        """End the threads after their last all-reduce; do not wait for a lost rank."""
         self._scattering.close()
         self._gathering.close()
 

@@ -4,7 +4,7 @@ An exchange, which averages the workers' changes of the model (module `outer`), 
 
 quorum      torchft's lighthouse chooses the members; new and late workers load a peer's state
 averaging   the members exchange headers, and then the mean of their changes
-commit      without an error: take the outer step; after an error: repeat the exchange
+commit      without an error: apply the mean (the outer step); after an error: repeat the exchange
 
 The remaining workers repeat a failed exchange with the same values. A failed exchange changes no
 state: error feedback is restored before the repetition, and the outer step follows the commit.
@@ -72,7 +72,8 @@ class ElasticWorkers:
         self._num_fragments = num_fragments = len(self._outer.values)
         self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
         self.lock = lock
-        # number of exchanges after training; one more than in FixedWorkers, because of `_farewell`
+        # number of further exchanges when all workers have finished: one for each other fragment,
+        # and `_farewell`
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
         self._given: Contribution  # this worker's contribution to the current exchange
@@ -127,7 +128,7 @@ class ElasticWorkers:
             if found is not None:
                 return found
             if self._given.is_closing and self._given.number == self._farewell_number:
-                return self._nothing()  # the loaded state is that after the peers' last exchange
+                return self._nothing()  # this worker has just loaded its peers' final state
             if until is None:
                 until = time.monotonic() + self._deadline_s
             elif time.monotonic() > until:
@@ -144,12 +145,12 @@ class ElasticWorkers:
         except (RuntimeError, TimeoutError) as error:
             raise WorkerLost(f"torchft formed no quorum ({first_line(error)})") from error
         try:
-            if self._manager.errored() is None:  # no connection or state transfer has failed
+            if self._manager.errored() is None:  # no error in `start_quorum`
                 # copy the contribution for a repetition, because `Averaging` overwrites its tensors
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # do not store the group in a variable, which after an error keeps connections open
+                # no variable for the group: after an error, it would keep the connections open
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -198,7 +199,7 @@ class ElasticWorkers:
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return whether torchft commits the exchange: it does if no rank of this worker failed."""
+        """Return whether torchft commits the exchange; not if a process of this worker failed."""
         for _ in range(2):  # the first call may time out if this process was suspended meanwhile
             try:
                 is_committed: bool = self._manager.should_commit()
@@ -210,7 +211,7 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the last exchange (`_farewell`); infinite until all workers end training."""
+        """Index of the last exchange, `_farewell`; infinite until all workers have finished."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
@@ -223,7 +224,7 @@ class ElasticWorkers:
             return self._nothing()
 
     def _nothing(self) -> Averaged:
-        """Return a result without a mean, but with a peer's state if one was loaded."""
+        """Return the result of an exchange without a mean; has a peer's state if one was loaded."""
         return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:

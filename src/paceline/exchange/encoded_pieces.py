@@ -69,7 +69,7 @@ class PieceCodecs:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load error feedback of `state_dict`, from the same rank of the same number of ranks."""
+        """Load error feedback from `state_dict`; rank and number of ranks must be unchanged."""
         self._codecs, self._loaded = {}, dict(state)
 
 
@@ -88,7 +88,8 @@ class _Piece:
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
         """Pack each payload (at most `count` encoded values) into a row of bytes.
 
-        Rows have equal lengths on all ranks; collective if the codec's encoded size varies.
+        Rows have equal lengths on all ranks. If the codec's encoded size varies, ranks agree on the
+        length, which is collective.
         """
         if self._codec.fixed_size:
             nbytes = self._codec.nbytes(count)

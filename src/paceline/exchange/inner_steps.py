@@ -73,7 +73,7 @@ class InnerState:
         return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
 
     def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Load the optimizer states only; raises InvalidInput if a state does not fit."""
+        """Load the optimizer states, not the buffers; InvalidInput if a state does not fit."""
         for one, state in zip(optimizers, self.optimizers, strict=True):
             load_optimizer_state(one, model.named_parameters(), **state)
 

@@ -185,7 +185,7 @@ class Layout:
         return tuple(tuple(group) for _, group in groupby(self.slots, attrgetter("layer")))
 
     def chunks(self, size: int) -> tuple[Chunk, ...]:
-        """Divide the layers into chunks of `size` layers, as in section 4.1 of Le et al. 2018."""
+        """Group adjacent layers into chunks of `size` layers, as in Le et al. 2018, section 4.1."""
         return tuple(
             Chunk(number, tuple(slot for layer in layers for slot in self.layers[layer]))
             for number, layers in enumerate(chunks(len(self.layers), size))

@@ -43,8 +43,8 @@ class Learner:
     it, and returns this rank's weighted loss. `test(samples)`: returns the sums of loss and score
     over the test samples that this rank tests. `state()`: returns the state that is saved once for
     all ranks, with layers whole even if they are split between ranks. `load(state)`: loads it.
-    `state` and `load` are collective. `prepare(batch)`: runs a forward and backward pass that
-    changes nothing, for `ModelReplica.prepare`.
+    `state` and `load` are collective. `prepare(batch)`: runs a forward and backward pass
+    without lasting effects, for `ModelReplica.prepare`.
     """
 
     traced: nn.Module

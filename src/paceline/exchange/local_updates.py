@@ -150,7 +150,7 @@ class LocalUpdates:
         deadline_s: float | None,
         manager: "Manager | None",
     ) -> None:
-        """Connect to the workers and hook the optimizers; join a running training by `manager`."""
+        """Connect to the workers, and hook the optimizers; `manager`: join a running training."""
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
@@ -158,7 +158,7 @@ class LocalUpdates:
             self._chosen_by = tuple(group.gather(self._chosen_by)[0])
             self._workers = FixedWorkers(group, self._averaging)
         for one in self._suspended:
-            # With the second flag set, DDP's forward pass would broadcast buffers to all workers.
+            # With `require_forward_param_sync`, DDP would broadcast buffers to all workers.
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
@@ -167,7 +167,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            # the first exchange sets it: to 0, or to that of a peer, whose state is loaded
+            # the first exchange replaces -1 by 0, or by the number in a peer's state that it loads
             self._place.num_exchanges = -1
             self._exchange_now(is_closing=False)
 
@@ -229,7 +229,7 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """In a rehearsal, send `make(parameters)`, because true outer gradients would be zero."""
+        """Exchange `make(parameters)` instead of changes, zero in a rehearsal (no training)."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
@@ -407,5 +407,5 @@ class LocalUpdates:
         if running is not None and not running.is_done:
             self._workers.abort()
         self._thread.close()
-        self._steps.remove()  # also unlocks the optimizers, whose state no peer will copy any more
+        self._steps.remove()  # also unlocks the optimizers: peers no longer copy their state
         self._workers.close()

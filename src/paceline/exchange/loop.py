@@ -46,10 +46,11 @@ class Place(NamedTuple):
 class Trained:
     """The result of a training on this rank.
 
-    `epochs` and `evaluations`: losses and scores after epochs, and after tests. `spans`: the traced
-    times of the last steps. `offset`: offset of this rank's clock to rank 0's during the trace.
-    `step_seconds`: durations of untraced steps. `sent_share`: fraction of the gradient values that
-    this rank has sent; None if its codec sends all values.
+    `epochs`: losses and score of each epoch. `evaluations`: results of all tests; empty unless
+    `evaluate_every` is set. `spans`: the traced times of the last steps of one epoch. `offset`:
+    offset of this rank's clock to rank 0's during the trace. `step_seconds`: durations of untraced
+    steps. `sent_share`: fraction of the gradient values that this rank has sent; None if its codec
+    sends all values.
     """
 
     epochs: tuple[Epoch, ...]
@@ -99,7 +100,7 @@ class _Loop:
     ) -> None:
         self._session, self._setup, self._recorder = session, setup, recorder
         self._replica, self._learner = replica, learner
-        self._place, self._loss = Place(), 0.0  # sum of this rank's losses in the current epoch
+        self._place, self._loss = Place(), 0.0  # loss: sum over this rank's steps in the epoch
         self._epochs, self._evaluations = list[Epoch](), list[Evaluation]()
         if session.resumed is not None:
             learner.load(session.resumed)
@@ -130,7 +131,7 @@ class _Loop:
             self._epoch(number, self._first.step if number == self._first.epoch else 0)
         if self._saver is not None:
             self._saver.close()
-        assert self._offset is not None  # an epoch was traced
+        assert self._offset is not None  # `_measure` has set it in the traced epoch
         return Trained(
             tuple(self._epochs),
             tuple(self._evaluations),
@@ -155,7 +156,7 @@ class _Loop:
         self._place = Place(number, first_step)
         source = setup.source(number, first_step)
         self._total = torch.tensor(before, device=self._session.group.device)
-        paused = set[int]()  # steps before which the model was tested, counted from `first_step`
+        paused = set[int]()  # steps that follow a test, as offsets from `first_step`
         for step in range(first_step, num_steps):
             if is_traced and step == self._traced.step:
                 recorder.start_trace(self._learner.traced)
@@ -265,8 +266,8 @@ class _Loop:
             raise state.wrong_strategy()
         check_same_run(saved["run"], run_of(session, setup))
         own, losses = of_rank(state, session.group), [row["loss"] for row in state.parts["ranks"]]
-        # Losses are weighted by the number of ranks. If this number has changed, rank 0 takes the
-        # rescaled sum of all ranks' losses.
+        # The sum of all ranks' losses is proportional to the number of ranks. If this number has
+        # changed, rank 0 takes the sum, scaled to the new number; other ranks take 0.
         scale = session.group.world_size / len(losses)
         if own is None:
             self._loss = sum(losses) * scale if session.group.rank == 0 else 0.0
@@ -314,7 +315,7 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
 
 
 def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return how many of an epoch's steps precede the traced ones; `is_only`: no epoch follows."""
+    """Return the number of steps before an epoch's traced steps; `is_only`: no epoch follows."""
     steady = max(0, num_steps - NUM_WARM_UP)
     return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
 
