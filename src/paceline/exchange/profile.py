@@ -96,7 +96,7 @@ class Profile:
         return list(own_s.values())
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return each device's part of a balanced batch, relative to an equal part, by name."""
+        """Return by device name the device's part of a balanced batch, relative to an equal part."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -221,8 +221,8 @@ class Probes:
         """Return by strategy the fraction of its computing speed that a worker loses in exchanges.
 
         This is the maximum over ranks, because a rank that waits uses less of its cores. The result
-        is empty for GPUs, because exchanges do not slow them down. It is also
-        empty if all ranks are on one host, because plans then reserve cores for exchanges.
+        is empty for GPUs, because exchanges do not slow them down. It is also empty if all ranks
+        are on one host, because plans then reserve cores for exchanges.
         """
         group = self._group
         places = [member.place for member in group.members]

@@ -122,7 +122,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Report ready chunks to the listener from now on; `chunk_of`: by parameter, or None."""
+        """Report ready chunks to the listener from now on; `chunk_of`: each parameter's, if any."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
@@ -136,8 +136,8 @@ class Readiness:
     def removed_gradient(self) -> int | None:
         """Return the index of a parameter whose `grad` was set to None after it was ready.
 
-        Returns None if there is no such parameter. Also marks each gradient as unchanged that was
-        set to None before this backward pass.
+        Returns None if there is no such parameter. Also marks as unchanged the gradients
+        that were set to None before this backward pass.
         """
         for index, one in enumerate(self._named):
             if one.parameter.grad is None and self.touched[index] and index not in self._undefined:

@@ -47,7 +47,7 @@ from paceline.training.models.paced import Stretched
 # Tolerance when recorded times are compared with a plan: hooks of the same gradient run one after
 # another, so their times differ slightly.
 SLACK_S = 1e-3
-# Before a rehearsal: number of steps between two checks whether balanced batch sizes are stable,
+# Before a rehearsal, balanced batch sizes must become stable: number of steps between two checks,
 # and maximum number of checks.
 _INTERVAL, _MOST_ROUNDS = 10, 10
 _PERIOD_STEPS = 8  # number of simulated steps, as in planner.forecast
@@ -125,7 +125,7 @@ class ReplicaRunner:
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return the machine and cost model to predict `strategy`, according to the profile."""
+        """Return the profile's machine and cost model, calibrated to predict `strategy`."""
         assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:

@@ -78,7 +78,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     """Create this rank's model, data, optimizer and options for a training or rehearsal.
 
     Raises InvalidInput if model, data or number of workers do not fit. If a device is emulated,
-    gradients are made so that a codec sends the fraction of values that its name declares.
+    gradients are chosen so that a codec sends the fraction of values that its name contains.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)

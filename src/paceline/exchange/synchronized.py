@@ -53,7 +53,7 @@ class Synchronized(DistributedDataParallel):
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # True if a subclass tries several methods, in `_exchanged`
+    _tries = False  # True if a subclass's `_exchanged` tries several methods
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Synchronized(DistributedDataParallel):
         # an activation checkpoint's forward pass, which runs in backward, begins no step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # DDP may broadcast buffers here: if a rank is lost meanwhile, let the error name it
+        # DDP may broadcast buffers here: if a rank is lost meanwhile, let the error name that rank
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():

@@ -102,9 +102,9 @@ class Checked:
     `candidates`: factories of replicas by name, the simplest first. The first replica copies rank
     0's parameters to all ranks. All ranks change to another candidate together. Trials end after at
     most `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: candidates
-    that are tried only after steps became slower or faster. `clock`: clock of the device, whose work may
-    lag behind the host's. `accumulates`: whether each step begins with micro-batches within
-    `no_sync`.
+    that are tried only after steps became slower or faster. `clock`: clock of the device, whose
+    work may lag behind the host's. `accumulates`: whether each step begins with micro-batches
+    within `no_sync`.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ Settings = Mapping[str, Any]  # plain values by name, which must be equal on all
 class FixedWorkers:
     """Averages models over a fixed group of workers; if a worker is lost, the exchange fails.
 
-    An exchange after which all workers have finished training is followed by `num_final_exchanges`
-    more, one for each other fragment of the model.
+    After the first exchange in which all workers have finished training, `num_final_exchanges` more
+    follow: one for each other fragment of the model.
     """
 
     lock = None  # no lock is needed, because no other worker copies this worker's state

@@ -239,7 +239,7 @@ class DataParallel(Synchronized):
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Trials so far: each number of layers per chunk, with rank 0's times for this number."""
+        """Numbers of layers per chunk tried so far; for each, rank 0's predicted and measured time."""
         return self._tuner.trials if self._tuner else ()
 
     # Balanced batches.

@@ -39,7 +39,7 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 class _Check(TrainerCallback):
     """Raises InvalidInput at the start of training if `with_paceline` has had no effect.
 
-    Without effect, the model is not wrapped in paceline.DataParallel. Known causes are SageMaker, a
+    The model is then not wrapped in paceline.DataParallel. Known causes are SageMaker, a
     model that is sharded while loading, and a hyperparameter search, where each trial creates a new
     accelerator.
     """

@@ -169,7 +169,9 @@ class Arena:
     def begin(self, step: int) -> None:
         """Begin a step; step numbers ascend from 1, and are equal on all ranks."""
         if self._is_open or step <= self._step:
-            raise RuntimeError(f"cannot begin step {step}: step {self._step} is open or not earlier")
+            raise RuntimeError(
+                f"cannot begin step {step}: step {self._step} has not ended, or is not earlier"
+            )
         self._opened().begin(step)
         self._step, self._is_open = step, True
         self._discarded = None

@@ -107,7 +107,7 @@ class TrainingClock:
         self.trained_ns = self.at(time.monotonic_ns())
 
     def at(self, moment_ns: int) -> int:
-        """Return how long training has taken until a time of the monotonic clock."""
+        """Return the nanoseconds of training until a moment of the monotonic clock."""
         return moment_ns - self._offset_ns
 
     def state(self) -> list[int]:
