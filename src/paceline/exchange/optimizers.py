@@ -106,7 +106,7 @@ class NonFiniteGuard:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Check gradients before a step; if it has a closure, after each call of the closure."""
+        """Check gradients before a step; with a closure, after each call of the closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._check(optimizer)

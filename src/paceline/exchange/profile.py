@@ -96,7 +96,7 @@ class Profile:
         return list(own_s.values())
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return by device name the device's part of a balanced batch, relative to an equal part."""
+        """Return each device's part of a balanced batch, relative to an equal part."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0

@@ -58,7 +58,7 @@ class RoundPlace:
         return weight
 
     def reset_weights(self) -> None:
-        """Set all weights to 0; called when this worker loses the changes of its last steps."""
+        """Set all weights to 0, when this worker loses the changes of its last steps."""
         self.weights = [0.0] * self._rounds.fragments
 
     def resume_after(self, number: int) -> None:

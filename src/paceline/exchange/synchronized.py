@@ -326,7 +326,7 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """With torch's reducer, call `run`, after which it rebuilds its buckets.
+        """With torch's reducer, call `run`, after which the reducer rebuilds its buckets.
 
         `run`: runs a forward and backward pass, and discards the gradients.
         """
