@@ -106,7 +106,7 @@ class NonFiniteGuard:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Check gradients before a step or, if `step` has a closure, after each closure call."""
+        """Check gradients before a step; with a closure, after each call of the closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._check(optimizer)
@@ -125,7 +125,7 @@ class NonFiniteGuard:
         if not self._suspects:
             return
         own: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        # check both, because the optimizer's parameters may be copies in another dtype
+        # check the model's parameters, too: the optimizer's may be copies of them in another dtype
         is_nan = _any_nan(own)
         if not is_nan and not _any_nan(self._parameters.values()):
             self._suspects = False  # the user has cleared or replaced the NaN gradients
@@ -137,7 +137,8 @@ class NonFiniteGuard:
                 "represent; on_nonfinite='skip' skips such steps"
             )
         elif is_nan or any(id(parameter) in self._parameters for parameter in own):
-            # with policy "raise", keep NaN gradients of other optimizers, whose steps then raise
+            # Make this step change nothing. With policy "raise", keep other optimizers' NaN
+            # gradients, so that their steps raise NonFinite.
             dropped = [*own, *(self._parameters.values() if self._policy == "skip" else ())]
             for parameter in dropped:
                 parameter.grad = None
@@ -147,7 +148,7 @@ class NonFiniteGuard:
 
 
 def check_policy(policy: str) -> None:
-    """Raise InvalidInput unless `policy`, for NaN gradients, is "raise" or "skip"."""
+    """Raise InvalidInput unless the policy for NaN gradients is "raise" or "skip"."""
     if policy not in get_args(Policy):
         raise not_known("on_nonfinite", policy, get_args(Policy))
 

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]
-_FACTOR = 6364136223846793005  # multiplier of Knuth's linear congruential generator
+_FACTOR = 6364136223846793005  # hash multiplier of `digest`, from Knuth's random number generator
 _BLOCK = 1 << 16  # number of values that are processed at a time, to stay in a core's cache
 
 
@@ -78,7 +78,7 @@ def flatten(parameters: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _parts(vector: Tensor, parameters: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each parameter (or this rank's shard) and its values in `vector`, made by `flatten`."""
+    """Yield each parameter, or this rank's shard, with its values in a vector from `flatten`."""
     owned = [local_of(one) for one in parameters]
     for own, part in zip(owned, vector.split([one.numel() for one in owned]), strict=True):
         yield own, part.view(own.shape).to(own.device)
@@ -172,8 +172,8 @@ class Contribution(NamedTuple):
 
     `own`: the worker's parameters of fragment `fragment`. `weight`: the worker's weight in the
     mean: number of steps or samples since the fragment's last exchange. `buffers`: the model's
-    buffers; empty except in the last exchange of a round. `is_closing`: whether the worker has
-    finished training.
+    buffers if this is the last exchange of a round (in which each fragment is exchanged once),
+    otherwise empty. `is_closing`: whether the worker has finished training.
     """
 
     number: int
@@ -212,7 +212,7 @@ class Averaged:
 
 
 class Averaging:
-    """Averages the workers' outer gradients, which `codec` encodes (None: float32 or float64).
+    """Averages the workers' outer gradients, encoded by `codec` unless it is None.
 
     Raises InvalidInput for a codec if parameters are float64.
     """
@@ -224,7 +224,8 @@ class Averaging:
         self._make_codec = None if codec is None else factory_of(codec)
         self.codecs = PieceCodecs()  # key: number of the fragment
         self.digest = ""  # hash of the last exchanged fragment, to send in the next header
-        self.stand_ins: list[Tensor] = []  # by fragment: what a rehearsal sends as outer gradient
+        # in a rehearsal, which times steps without learning: values to send for each fragment
+        self.stand_ins: list[Tensor] = []
         self.nbytes = 0  # bytes sent; as many are received
 
     def run(self, given: Contribution, group: Group) -> Averaged:
@@ -245,12 +246,12 @@ class Averaging:
                 "num_exchanges", "must be equal on all workers", got=numbers, hint=hint
             )
         if not any(fit):
-            problem = "all workers' parameters are NaN or infinite"
+            problem = "is probably too large: all workers' parameters are NaN or infinite"
             raise InvalidInput("learning_rate", problem, hint="use a smaller one")
         repaired = tuple(rank for rank, one in enumerate(digests) if one != digests[0])
         if repaired:
             if group.rank in repaired:
-                # unique hash, so that the next exchange repairs this worker if this broadcast fails
+                # if this broadcast fails, a unique hash makes the next exchange repair this worker
                 self.digest = uuid.uuid4().hex
             group.broadcast(self.outer.tensors())
         group.broadcast(given.buffers)

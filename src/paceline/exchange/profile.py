@@ -3,9 +3,10 @@
 All ranks train a copy of the model at the same time, because workers on one host slow each other
 down. In a rehearsal, the copy has paced layers, which take the times of the emulated device.
 
-Within an exchange, one layer is summed while the next layer is sent. A plan simulates this overlap
-from the time of one large exchange without overlap. This time cannot be measured, so `single`
-searches for the time with which a plan predicts the measured exchange of all layers.
+Within an exchange, one layer is summed while the next layer is sent. To simulate this overlap, a
+plan (the tasks of a step) needs the time of one large exchange without overlap. This time cannot be
+measured. So `single` searches for the time at which the simulated exchange of all layers takes as
+long as the measured one.
 """
 
 import copy
@@ -50,10 +51,10 @@ Key = tuple[Kind, str]
 class Profile:
     """Measured times of a step's parts, and of each strategy's gradient exchange, on this machine.
 
-    `durations`: seconds of forward and backward by layer, of the optimizer step and of loading, for
-    each device. `machine` has no links, because a link's bandwidth depends on the strategy.
-    `exchanges`: by strategy, the times of a small and a large exchange, from which the strategy
-    derives the links (`Planning.calibrate`). `lost_beside`: by strategy, the fraction of its
+    `durations`: for each device, seconds of each layer's forward and backward, of the optimizer
+    step and of loading. `machine`: this machine without links, whose bandwidth depends on the
+    strategy. `exchanges`: by strategy, the times of a small and a large exchange, from which
+    `Planning.calibrate` derives the links. `lost_beside`: by strategy, the fraction of its
     computing speed that a worker loses while it exchanges gradients.
     """
 
@@ -63,7 +64,7 @@ class Profile:
     lost_beside: Mapping[str, float] = field(default_factory=dict)
 
     def calibrated(self, strategy: Strategy, config: Any = None) -> tuple[Machine, ProfiledCost]:
-        """Return the machine with links for `strategy`, and a cost model of measured times."""
+        """Return the machine with links that fit `strategy`, and a cost model of measured times."""
         machine = self.machine
         calibrate, name = strategy.planning.calibrate, exchange_name(strategy.name, config)
         if calibrate is not None and name in self.exchanges:
@@ -95,7 +96,7 @@ class Profile:
         return list(own_s.values())
 
     def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return by device name its part of a balanced batch, relative to an equal part."""
+        """Return each device's part of a balanced batch, relative to an equal part."""
         own_s = {device.name: 0.0 for device in self.machine.devices}
         for key, seconds in self.durations.items():
             own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
@@ -109,8 +110,9 @@ def profile(
 ) -> Profile:
     """Time steps of a copy of the model, and exchanges, for about `seconds`; collective.
 
-    `probers`: by name of an exchange, the object that creates its probes. Steps and exchanges
-    alternate as in training, so that ranks begin exchanges at realistic times.
+    `probers`: by name of an exchange, the object that creates its probes, which exchange gradients
+    without computing them. Steps and exchanges alternate as in training, so that ranks begin
+    exchanges at realistic times.
     """
     clock, copied = clock_for(group.device), copy.deepcopy(setup.model).train()
     recorder = Recorder(clock, "", group.rank)
@@ -123,7 +125,7 @@ def profile(
         # one row per round, with the seconds of the step and of each exchange
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # take each rank's fastest round: the first round also allocates memory and opens connections
+    # estimate a round's time by each rank's fastest: the first round also opens connections
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
@@ -152,8 +154,9 @@ def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     """Return the factor by which delays of single ranks lengthen the step of all ranks.
 
     `rows`: by rank and round, the seconds of the step and of the exchanges after it. A delay of one
-    rank delays all ranks, in the step or in the following exchange. So the step of all ranks takes
-    median(step + exchange) - median(exchange). Returns this time / the slowest rank's median step.
+    rank delays all ranks, in the step or in the following exchange. So the step of all ranks is the
+    median of step + exchange over all rounds, minus the exchange's median. Returns this time,
+    divided by the slowest rank's median step.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -181,9 +184,9 @@ def _of_ranks(
 class _Probed:
     """Two exchanges to time for a strategy: one of the model's layers, one of small layers.
 
-    On several hosts, or without chunks, the second exchange has one small layer, in one chunk.
-    Otherwise it has as many small layers as the model has layers, in `num_chunks` chunks, because
-    on one host the exchange's threads wake only once for all chunks of a step.
+    The second exchange has as many small layers as the model has layers, in `num_chunks` chunks:
+    on one host, the exchange's threads wake only once for all chunks of a step. But on several
+    hosts, or without chunks, it has one small layer, in one chunk.
     """
 
     def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
@@ -215,11 +218,11 @@ class Probes:
         return [work for one in self._probed.values() for work in (one.of_all, one.of_small)]
 
     def lost_beside(self) -> dict[str, float]:
-        """Return by strategy the fraction of computing speed that a worker loses to its exchange.
+        """Return by strategy the fraction of its computing speed that a worker loses in exchanges.
 
         This is the maximum over ranks, because a rank that waits uses less of its cores. The result
-        is empty for GPUs, because exchanges do not slow them down. If all ranks are on one host, it
-        is empty because the plan then reserves cores for exchanges.
+        is empty for GPUs, because exchanges do not slow them down. It is also empty if all ranks
+        are on one host, because plans then reserve cores for exchanges.
         """
         group = self._group
         places = [member.place for member in group.members]
@@ -284,12 +287,12 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return times of a small and a large exchange, from which a plan predicts `all_s`.
+    """Return the times of a small and a large exchange that explain the measured `all_s`.
 
-    `all_s`: the measured time to exchange all `layers`, whose sums and messages overlap. The large
-    exchange sends the same bytes as one tensor, without overlap. The small exchange takes the
-    measured `small_s`. But if the layers' latencies alone would then exceed `all_s`, both
-    returned times are equal and shorter.
+    `all_s`: the time to exchange all `layers`, whose sums and messages overlap. The large exchange
+    sends the same bytes as one tensor, without overlap; its time is found by simulating `layers`.
+    The small exchange takes the measured `small_s`. But if the layers' latencies alone would then
+    exceed `all_s`, both returned times are equal and shorter.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -324,7 +327,7 @@ def _argument_of(of: Callable[[float], float], value: float, low: float, high: f
 
 @dataclass(frozen=True)
 class _Exchanging:
-    """Cost model in which computing takes no time, and communication takes the time of `prices`."""
+    """Cost model in which computing takes no time; `prices` has the times of other tasks."""
 
     prices: CostModel
 
@@ -333,16 +336,16 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return the machine for a rehearsal: its layers sleep, so exchanges use idle cores."""
+    """Return a rehearsal's machine: its layers sleep, and so leave cores idle for exchanges."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Return a cost model in which a copy of gradients shortens the layers after it.
+    """Return a cost model in which layers make up for the copies of gradients before them.
 
-    In a rehearsal, a layer sleeps until a planned time. So it sleeps less if copies have delayed
-    its begin. A copy that takes longer than both the next layer and `QUEUED_S` shortens no layer.
+    In a rehearsal, a layer sleeps until a planned time. So it is shorter if copies have delayed its
+    begin. A copy that takes longer than both the next layer and `QUEUED_S` is not made up for.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

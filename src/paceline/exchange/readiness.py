@@ -3,10 +3,11 @@
 Autograd calls a parameter's hook when its gradient is complete: once per backward pass, even if
 layers share the parameter. But for a parameter that is used in two re-entrant checkpoints, autograd
 calls the hook twice, and only the second call finds the complete gradient. So `Readiness` counts
-the calls in the first backward pass, and later waits for as many.
+each hook's calls in the first backward pass. Later, a gradient is ready after as many calls.
 
-A backward pass ends when autograd runs the callbacks of the graph task that reaches the module's
-outputs. The callbacks of a nested graph task (a re-entrant checkpoint has one) run too early.
+Each run of autograd's engine (a graph task) calls callbacks at its end. A backward pass has ended
+when those of the graph task that reaches the module's outputs are called. A re-entrant checkpoint
+runs a nested graph task, whose callbacks would be too early.
 """
 
 import weakref
@@ -27,13 +28,13 @@ class Listener:
     """Callbacks that `Readiness` calls during a backward pass; by default they do nothing."""
 
     def approaching(self) -> None:
-        """Handle that backward has reached the module's outputs; no gradient is ready yet."""
+        """React when backward reaches the module's outputs, before any gradient is ready."""
 
     def began(self) -> None:
-        """Handle that the first gradient of a backward pass is ready."""
+        """React when the first gradient of a backward pass is ready."""
 
     def ready(self, chunk: int) -> None:
-        """Handle that all gradients of chunk number `chunk` are ready."""
+        """React when all gradients of chunk number `chunk` are ready."""
 
     def ended(self, missing: Sequence[int]) -> None:
         """Handle the end of a backward pass; `missing`: chunks without all their gradients."""
@@ -47,7 +48,7 @@ class Readiness:
     exchanges gradients again. Any other backward pass only accumulates gradients.
 
     `sparse`: indices of parameters that may have sparse gradients. `undefined_is_zero`: whether a
-    gradient that autograd leaves undefined counts as changed.
+    gradient that autograd leaves undefined counts as changed, as if it were zero.
 
     Attributes: `touched`: by parameter, whether its gradient changed since the last exchange.
     `came`: by parameter, whether its gradient became ready since the last forward pass. `order`:
@@ -121,7 +122,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Call the listener's `ready` from now on; `chunk_of`: each parameter's chunk or None."""
+        """Report ready chunks to the listener from now on; `chunk_of`: each parameter's, if any."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
@@ -135,8 +136,8 @@ class Readiness:
     def removed_gradient(self) -> int | None:
         """Return the index of a parameter whose `grad` was set to None after it was ready.
 
-        Returns None if there is no such parameter. A gradient that was set to None before this
-        backward pass is marked as unchanged.
+        Returns None if there is no such parameter. Also marks as unchanged the gradients
+        that were set to None before this backward pass.
         """
         for index, one in enumerate(self._named):
             if one.parameter.grad is None and self.touched[index] and index not in self._undefined:
@@ -158,9 +159,9 @@ class Readiness:
         self._handles = []
 
     def fired(self, index: int, parameter: Tensor) -> None:
-        """Record that autograd accumulated a gradient; hook of parameter number `index`."""
+        """Record that autograd has accumulated the gradient of parameter number `index`."""
         defined = self._check(index, parameter)
-        # set also within no_sync(), because the next exchange sends the accumulated gradients
+        # mark as changed even within no_sync(): the next exchange sends accumulated gradients
         self.touched[index] |= defined or self._undefined_is_zero
         if not defined:
             self._undefined.add(index)
@@ -205,7 +206,7 @@ class Readiness:
             return
         # The chunk was complete before this call, so it may have been sent without this gradient.
         if surplus > 0 and self._left[chunk] == 0:
-            problem = "got another gradient after its chunk was sent"
+            problem = "got another gradient after its gradient was sent"
             hint = "use each parameter as often in every step as in the first step"
             raise self._refusal(index, problem, hint)
         if surplus == 0:

@@ -31,7 +31,7 @@ _MOST_NAMED = 32
 
 
 class Unfinished(InvalidInput, RuntimeError):
-    """A parameter got no gradient; error type and text are torch's, as programs check them."""
+    """A parameter got no gradient; programs recognize the error by torch's type and text."""
 
     def __init__(self, message: str) -> None:
         RuntimeError.__init__(self, message)
@@ -42,9 +42,9 @@ class Reducer(Listener):
 
     The gradients of the first backward pass are exchanged after its end. In later passes, all ranks
     exchange gradients in the order in which rank 0's gradients became ready in the first pass.
-    `make`, `join`: create the exchange and the group of ranks. `chunk`: number of layers that are
-    exchanged together, or a tuner that chooses it by rank 0's times. `sparse`: indices of
-    parameters with sparse gradients. `on_exchanged` is called after each exchange.
+    `join()` connects the ranks; `make(group)` creates the exchange. `chunk`: number of layers that
+    are exchanged together, or a tuner that chooses this number by rank 0's times. `sparse`: indices
+    of parameters with sparse gradients. `on_exchanged` is called after each exchange.
     """
 
     def __init__(
@@ -228,8 +228,8 @@ class Reducer(Listener):
         exchange = self._opened()
         for slot in self._chunks[chunk].slots if exchange.chunked else ():
             gradient = slot.parameter.grad
-            # Store no `_version` of a view: views share the counter with their base tensor, and
-            # thus with the other gradients of a flat buffer.
+            # A view shares its version counter with its base tensor, and thus with the other
+            # gradients of a flat buffer. So store None for a view.
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
         exchange.ready(self._chunks[chunk], self._readiness.touched)

@@ -47,7 +47,7 @@ class Statistics:
     samples_per_s: tuple[float | None, ...] | None = None
 
 
-NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a single rank
+NONE = Statistics("none", 0, 0, 0, 0.0, 0.0)  # statistics of a rank that trains alone
 
 
 class ModelReplica(Protocol):
@@ -207,7 +207,7 @@ class _ProbeLayer(nn.Module):
 
     def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
         super().__init__()
-        # gradients are zeros; `like` replaces them if the number of bytes sent depends on values
+        # exchange zeros or, if the number of bytes sent depends on values, what `like` returns
         zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
         self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
         self.gradients = list(map(like or torch.zeros_like, zeros))
@@ -224,7 +224,7 @@ class Probe:
 
     Each call is one exchange of float32 gradients. `sizes`: for each layer, the bytes of each
     parameter; layers are in the order in which their gradients become ready. If the name of `codec`
-    declares the fraction of values that it sends, gradients are made so that it sends this
+    contains a fraction of values to send, gradients are chosen so that the codec sends this
     fraction. `barrier`: called after each exchange.
     """
 

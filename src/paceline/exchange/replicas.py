@@ -47,7 +47,7 @@ from paceline.training.models.paced import Stretched
 # Tolerance when recorded times are compared with a plan: hooks of the same gradient run one after
 # another, so their times differ slightly.
 SLACK_S = 1e-3
-# Before a rehearsal: number of steps between two checks whether balanced batch sizes are stable,
+# Before a rehearsal, balanced batch sizes must become stable: number of steps between two checks,
 # and maximum number of checks.
 _INTERVAL, _MOST_ROUNDS = 10, 10
 _PERIOD_STEPS = 8  # number of simulated steps, as in planner.forecast
@@ -56,12 +56,12 @@ Replicate = Callable[..., ModelReplica]  # called as (module, config, group, *, 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield a runner of the session; its strategy's module must define function `replica`."""
+    """Yield a runner of the session; the strategy's module must define function `replica`."""
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a `Prober`, whose probes time the exchange of `strategy` with `config`."""
+    """Return a `Prober`: it creates probes that time the exchange of `strategy`."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
@@ -81,10 +81,10 @@ class ReplicaRunner:
         self._session, self._replicate = session, replicate
         self.setup = setup_of(session)  # this rank's model, data and steps
         self.workload = self.setup.workload  # layers and costs of this rank's part of a step
-        self.samples_per_step = self.setup.samples_per_step  # of all workers; mean over steps
+        self.samples_per_step = self.setup.samples_per_step  # all workers together; mean over steps
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
-        self.with_equal_shares: Profile | None = None  # `profiled` with equal batches on all ranks
+        self.with_equal_shares: Profile | None = None  # the profile if batches were equal
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Time the model's layers, and the exchange of each (strategy, config) in `beside`."""
@@ -107,7 +107,7 @@ class ReplicaRunner:
         return found
 
     def rank_seconds(self) -> list[float]:
-        """Return by rank the seconds of a step with the whole batch on that rank."""
+        """Return for each rank the seconds it would take to compute a step's whole batch."""
         assert self.with_equal_shares is not None
         factor = self._session.settings.batch_size / self.workload.batch_size
         return self.with_equal_shares.rank_seconds(factor)
@@ -116,7 +116,8 @@ class ReplicaRunner:
         """Set batch sizes by the ranks' profiled speeds, so that the first steps are fast."""
         speeds = [1 / seconds for seconds in self.rank_seconds()]
         shares = apportion(sampler.batch_size, speeds, sampler.most)
-        sampler.update(self._session.group.gather(shares)[0])  # rank 0's, as profiles may differ
+        # use rank 0's batch sizes on all ranks, because the ranks' profiles may differ
+        sampler.update(self._session.group.gather(shares)[0])
 
     def measure(self) -> PricedMachine:
         """Time the layers and this strategy's exchange; return machine and cost model."""
@@ -124,7 +125,7 @@ class ReplicaRunner:
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return the profile's machine and cost model for `strategy` with `config`."""
+        """Return the profile's machine and cost model, calibrated to predict `strategy`."""
         assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
@@ -135,7 +136,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with `config`, whose `chunk` a search may replace."""
+        """Train or rehearse with `config`; if it requests a search, the search chooses `chunk`."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_with(
@@ -150,12 +151,12 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train `replicate(model)`; `used()` returns the strategy and configuration in use."""
+        """Train `replicate(model)`; `used()` returns its current strategy and configuration."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
         recorder = Recorder(clock_for(group.device), device, group.rank)
-        # the profile has used random numbers; a seed per rank makes dropout masks differ
+        # seed again after the profile, and differently by rank, so that dropout masks differ
         torch.manual_seed(getattr(session.settings, "seed", 0) + group.rank)
         stretched = None if setup.factor is None else Stretched(setup.model, setup.factor)
         replica = replicate(setup.model)
@@ -185,7 +186,7 @@ class ReplicaRunner:
         )
 
     def _trained(self, replica: ModelReplica, recorder: Recorder, config: Any) -> Trained:
-        """Run the training loop of synchronous steps, which subclasses may replace."""
+        """Run the loop of synchronous steps; a subclass may override it with another loop."""
         return train(self._session, self.setup, recorder, replica)
 
     def save(self, path: Path) -> None:
@@ -238,7 +239,7 @@ class ReplicaRunner:
             plan = partial(strategy.planning.plan, self.workload, machine, one)
             return period(lambda num_steps: plan(Window(num_steps)), cost, _PERIOD_STEPS)
 
-        # one `gather` per prediction: the other ranks would time out while rank 0 computes all
+        # `gather` after each prediction: if other ranks waited for all of them, they would time out
         return {
             chunk: group.gather(step_s(chunk) if group.rank == 0 else None)[0] for chunk in chunks
         }
@@ -251,9 +252,10 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Create the outcome of a run from all ranks' measurements; `known`: its other fields.
+    """Create a run's outcome from all ranks' measurements; `known`: the outcome's other fields.
 
-    `plan(window)`: returns the plan with which traced steps are compared. Collective.
+    `plan(window)`: returns the planned tasks of some steps, to compare with the traced steps.
+    Collective.
     """
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
@@ -264,7 +266,7 @@ def outcome_of(
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
-    # None for ranks that encode nothing: in some exchanges, only one rank of a host encodes
+    # skip None of ranks that encode nothing: in some exchanges, one rank per host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     return Outcome(

@@ -52,13 +52,13 @@ class RoundPlace:
         return self._in_round == self._rounds.sent_after(self.fragment)
 
     def send(self) -> float:
-        """Count an exchange; return its fragment's weight, and reset it to 0."""
+        """Count an exchange; return its fragment's weight, and reset that weight to 0."""
         weight, self.weights[self.fragment] = self.weights[self.fragment], 0.0
         self.num_exchanges += 1
         return weight
 
     def reset_weights(self) -> None:
-        """Set all weights to 0, because this worker loses what its last steps changed."""
+        """Set all weights to 0, when this worker loses the changes of its last steps."""
         self.weights = [0.0] * self._rounds.fragments
 
     def resume_after(self, number: int) -> None:
@@ -73,7 +73,10 @@ class RoundPlace:
         return {"num_exchanges": self.num_exchanges, "in_round": in_round}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved position, and reset weights; an overdue exchange follows the next step."""
+        """Load a saved position, and reset weights.
+
+        If the next exchange should have started before this position, it follows the next step.
+        """
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
         self.reset_weights()
@@ -83,10 +86,10 @@ class RoundPlace:
 class ExchangeTimes:
     """Start and end times of the parts of an exchange, by the host's monotonic clock.
 
-    `trained_from_s`: the worker continued to train after the previous exchange. `sent_s`,
+    `trained_from_s`: when training continued after the previous exchange. `sent_s`,
     `copied_s`: start and end of the copy of parameters to host memory. `begun_s`, `averaged_s`:
-    start and end of averaging. `stepped_s`: end of the outer step. `due_s`: the worker began to
-    wait for the result. `loading_s`, `loaded_s`: start and end of loading the result.
+    start and end of averaging. `stepped_s`: end of the outer step. `due_s`: when the
+    worker began to wait for the result. `loading_s`, `loaded_s`: start and end of loading it.
     """
 
     number: int
@@ -102,11 +105,11 @@ class ExchangeTimes:
 
 
 class RunningExchange:
-    """An exchange of contribution `given`, whose result is loaded after inner step `due`.
+    """An exchange that runs while the worker trains; its result is loaded after step `due`.
 
-    Steps that the worker takes meanwhile change its parameters further. `sent`: a copy of the
-    parameters at the start, to add these changes to the result; empty if the changes are not added.
-    `sent_s`: time of the start.
+    `given`: this worker's contribution. `sent`: a copy of the parameters at the start, from which
+    the changes by later steps are computed, to add them to the result. It is empty if these changes
+    are not added. `sent_s`: time of the start.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ class Runner(Protocol):
         """Time layers and exchanges to predict steps; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse; `config`: the session's, in which "auto" may have been replaced."""
+        """Train or rehearse with the session's `config`, after any "auto" in it was replaced."""
 
     def save(self, path: Path) -> None:
         """Write the trained model to `path` in safetensors format, by a single process."""

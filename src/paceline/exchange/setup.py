@@ -78,7 +78,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     """Create this rank's model, data, optimizer and options for a training or rehearsal.
 
     Raises InvalidInput if model, data or number of workers do not fit. If a device is emulated,
-    gradients are made so that a codec sends the fraction of values that its name declares.
+    gradients are chosen so that a codec sends the fraction of values that its name contains.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
@@ -89,7 +89,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     if device is None:
         return _stretched(settings, group, workload)
     times, like = device.times(workload), stand_ins_for(gradient_codec(session.config))
-    # one value and one class suffice: paced layers ignore values, and the loss must take no time
+    # a batch of one value and one class: paced layers ignore it, and its loss takes no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, times.forward_s, times.backward_s, gradient_like=like),
@@ -151,7 +151,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the settings' optimizer factory, else the recipe's; refuse settings it ignores."""
+    """Return the settings' optimizer factory, or else the recipe's; refuse unused settings."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
@@ -253,7 +253,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = next_token_loss  # works for classifiers, too, as a mean over all targets
+        loss = next_token_loss  # a mean over all targets, so also right for classifiers
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))
@@ -281,7 +281,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
 
 
 def _random(settings: RehearseSettings, size: int) -> tuple[nn.Module, Batch]:
-    """Build a model that has no recipe, and a batch of `size` random inputs and targets."""
+    """Build a model that has no training recipe, and `size` random inputs and targets."""
     architecture = find(settings.model)
     torch.manual_seed(0)
     model = architecture.build(None).eval()

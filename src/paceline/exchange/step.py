@@ -84,7 +84,7 @@ class Learning:
         return torch.autocast(device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
 
     def forward(self, model: Callable[..., Any], share: Share) -> Tensor:
-        """Run a forward pass; return the weighted loss, or 0 with zero gradients if no samples."""
+        """Return the weighted loss of a forward pass; without samples, 0 with zero gradients."""
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
             if not share.num_samples:  # the mean loss would be NaN; the sum of no outputs is 0
@@ -120,8 +120,8 @@ def train_step(
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    # The test is equal on all ranks, since all must call `no_sync`, even a rank with few samples
-    # whose `before` is empty.
+    # Do not test `before` here, which is empty on a rank with few samples: all ranks must call
+    # `no_sync`.
     if learning.accumulate > 1:
         no_sync = getattr(model, "no_sync", nullcontext)  # only replicas have this method
         with recorder.phase(Kind.FORWARD, ACCUMULATED), no_sync():

@@ -41,7 +41,7 @@ OF_TORCH_ALONE = {
 
 
 class Synchronized(DistributedDataParallel):
-    """Runs a module, and averages its gradients over all ranks by `method`; created collectively.
+    """Runs a module, and averages its gradients by `method`; all ranks create it together.
 
     `arguments`: arguments of DistributedDataParallel. `group`: the ranks of a Paceline run
     (default: the process group of `arguments`). `deadline_s`: longest wait for another rank
@@ -53,7 +53,7 @@ class Synchronized(DistributedDataParallel):
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
-    _tries = False  # whether a subclass tries several methods, and changes them in `_exchanged`
+    _tries = False  # True if a subclass's `_exchanged` tries several methods
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Synchronized(DistributedDataParallel):
         join, exchanged = weakly(self._join), weakly(self._exchanged)
         make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
         if make is None:
-            # pass None if no callback is needed, because it requires a hook on each parameter
+            # a callback requires a hook on each parameter, so pass one only if it is needed
             watched = exchanged if self._tries else None
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
@@ -181,7 +181,7 @@ class Synchronized(DistributedDataParallel):
         # an activation checkpoint's forward pass, which runs in backward, begins no step
         if torch.is_grad_enabled() and not in_backward():
             self._before_forward()
-        # DDP may broadcast buffers here: if a rank is lost meanwhile, let the error name this rank
+        # DDP may broadcast buffers here: if a rank is lost meanwhile, let the error name that rank
         names_lost = self._group is not None and not self._method.uses_torch_reducer
         try:
             with self._join().naming_lost_ranks() if names_lost else nullcontext():
@@ -300,8 +300,8 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # Add the prefix "module." to names of an unwrapped module. Even if all names have this
-        # prefix, the module may be unwrapped: then its own state contains all these names.
+        # Add the prefix "module." if the state was saved from the unwrapped module. Usually its
+        # names lack the prefix. If all have it, check whether they are the unwrapped module's own.
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
@@ -326,7 +326,7 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """With torch's reducer, call `run`, after which it rebuilds its buckets.
+        """With torch's reducer, call `run`, after which the reducer rebuilds its buckets.
 
         `run`: runs a forward and backward pass, and discards the gradients.
         """
@@ -347,8 +347,8 @@ class Synchronized(DistributedDataParallel):
     def record(self, recorder: Recorder | None) -> None:
         """Record all exchanges from now on; None stops recording.
 
-        Torch's reducer is created again: only with a recorder does it get a communication hook,
-        which costs another pass over all gradients.
+        Creates torch's reducer again, because it has a communication hook only while recording.
+        The hook costs another pass over all gradients.
         """
         before, self._reducer_recorder = self._reducer_recorder, recorder
         if isinstance(self._gradients, Reducer):

@@ -1,7 +1,8 @@
 """Find the fastest of several gradient exchanges by timing training steps with each of them.
 
 All exchanges compute the same mean gradients, so trials do not change the trained model. Exchanges
-are timed in turns (`paceline.core.turns`). When steps become slower or faster, trials start again.
+are timed in turns of a few steps (`paceline.core.turns`). When steps become slower or faster,
+trials start again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,15 +25,15 @@ from paceline.record.recorder import Recorder
 class Trials(Choice):
     """Chooses the fastest of several exchanges by step times, which are measured in training.
 
-    `names`, `slow`: see `Choice`. A step's time is the slowest rank's; since all ranks compare the
-    same times, they make the same choice.
+    `slow`: exchanges in `names` that are tried only after steps became slower or faster. A step's
+    time is the slowest rank's; since all ranks compare the same times, they make the same choice.
     """
 
     def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
         super().__init__(tuple(names), slow=slow)
         self._clock = clock
         self._failed: dict[str, str] = {}
-        self._chunks: dict[str, int] = {}  # by exchange, its last turn's number of layers per chunk
+        self._chunks: dict[str, int] = {}  # each exchange's layers per chunk when last timed
         self._marks: list[Any] = []
 
     @property
@@ -50,9 +51,9 @@ class Trials(Choice):
     ) -> None:
         """Use the steps timed since the last call; collective.
 
-        Ends the current exchange's turn or, if the choice is made, checks whether steps have become
-        slower or faster. `chunk`: current number of layers per chunk. `is_searched`: whether the
-        search for this number is still running.
+        Ends the current exchange's turn to be timed. If the choice is made, checks instead whether
+        steps have become slower or faster. `chunk`: current number of layers per chunk.
+        `is_searched`: whether the search for this number is still running.
         """
         own = seconds_between(self._clock, self._marks)
         steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
@@ -100,9 +101,10 @@ class Checked:
 
     `candidates`: factories of replicas by name, the simplest first. The first replica copies rank
     0's parameters to all ranks. All ranks change to another candidate together. Trials end after at
-    most `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: see `Choice`.
-    `clock`: clock of the device, whose work may lag behind the host's. `accumulates`: whether each
-    step begins with micro-batches within `no_sync`.
+    most `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: candidates
+    that are tried only after steps became slower or faster. `clock`: clock of the device, whose
+    work may lag behind the host's. `accumulates`: whether each step begins with micro-batches
+    within `no_sync`.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class Checked:
             self._follow(before)
 
     def _follow(self, was_settled: bool) -> None:
-        """Use the trials' choice; report if `settled` has changed from `was_settled`."""
+        """Use the trials' choice; report if trials have just ended or started again."""
         trials, used = self._trials, self._trials.name
         if was_settled and not trials.settled:
             self._on_decision("auto: the time of steps has changed; trying all exchanges again")

@@ -35,8 +35,8 @@ Settings = Mapping[str, Any]  # plain values by name, which must be equal on all
 class FixedWorkers:
     """Averages models over a fixed group of workers; if a worker is lost, the exchange fails.
 
-    When all workers have finished training, each fragment of the model is exchanged once more: in
-    one exchange, and then in `num_final_exchanges` further exchanges.
+    After the first exchange in which all workers have finished training, `num_final_exchanges` more
+    follow: one for each other fragment of the model.
     """
 
     lock = None  # no lock is needed, because no other worker copies this worker's state

@@ -239,7 +239,7 @@ class DataParallel(Synchronized):
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Numbers of layers per chunk tried so far, with rank 0's predicted and measured times."""
+        """Tried numbers of layers per chunk, each with rank 0's predicted and measured time."""
         return self._tuner.trials if self._tuner else ()
 
     # Balanced batches.

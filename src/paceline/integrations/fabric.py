@@ -17,7 +17,7 @@ class PacelineStrategy(DDPStrategy):
     """
 
     def setup_module(self, module: nn.Module) -> DataParallel:
-        """Wrap a model that is passed to `Fabric.setup`; raises InvalidInput if it is wrapped."""
+        """Wrap a model that is passed to `Fabric.setup`; raises InvalidInput if already wrapped."""
         if isinstance(module, DataParallel):
             problem = "is already a paceline.DataParallel"
             raise InvalidInput("model", problem, hint="pass the unwrapped model to Fabric.setup")

@@ -93,8 +93,8 @@ class LocalUpdatesCallback(Callback):
         options = {"num_steps": int(total) if isfinite(total) else None} | self._options
         assert strategy.model is not None
         if isinstance(strategy.model, DistributedDataParallel):
-            # Use the model without DDP, whose exchange of gradients Lightning's manual optimization
-            # would turn on in each step.
+            # Use the model without DDP: Lightning's manual optimization would turn on DDP's
+            # exchange of gradients in each step.
             self._wrapped, strategy.model = strategy.model, pl_module
         self._updates = LocalUpdates(strategy.model, trainer.optimizers, **options)
         if self._loaded:

@@ -39,7 +39,7 @@ def with_paceline(trainer: Trainer, **options: Any) -> Trainer:
 class _Check(TrainerCallback):
     """Raises InvalidInput at the start of training if `with_paceline` has had no effect.
 
-    Then the model is not wrapped in paceline.DataParallel. Three cases are known: SageMaker, a
+    The model is then not wrapped in paceline.DataParallel. Known causes are SageMaker, a
     model that is sharded while loading, and a hyperparameter search, where each trial creates a new
     accelerator.
     """
@@ -92,7 +92,7 @@ class LocalUpdatesCallback(TrainerCallback):
         if control.should_training_stop and self._updates is not None:
             self._updates.close()
 
-    on_epoch_end = on_step_end  # after a step, early stopping may still end training
+    on_epoch_end = on_step_end  # early stopping may end training after `on_step_end`
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -118,8 +118,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         problem = None
-        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not with
-        # `held`: then a thread waits while its rank computes, and would slow the rank by spinning.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. But with
+        # `held`, a thread waits while its rank computes, and would slow the rank down by spinning.
         own_core = place.num_cores >= len(place.members) and not held
         two_cores = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -169,13 +169,15 @@ class Arena:
     def begin(self, step: int) -> None:
         """Begin a step; step numbers ascend from 1, and are equal on all ranks."""
         if self._is_open or step <= self._step:
-            raise RuntimeError(f"cannot begin step {step} during or after step {self._step}")
+            raise RuntimeError(
+                f"cannot begin step {step}: step {self._step} has not ended, or is not earlier"
+            )
         self._opened().begin(step)
         self._step, self._is_open = step, True
         self._discarded = None
 
     def copy_in(self, sources: Sequence[tuple[int, Tensor]]) -> None:
-        """Copy the bytes of tensors, as (byte offset, dense host tensor), into this rank's slot."""
+        """Copy dense host tensors into this rank's slot; `sources`: (byte offset, tensor)."""
         self._opened().copy_in(
             self.local_rank, [(offset, *_bytes_of(source)) for offset, source in sources]
         )

@@ -31,7 +31,7 @@ class CallThread:
         self._calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        # Close at exit: a daemon thread still inside torch would then abort the process.
+        # Close before the interpreter exits: a daemon thread inside torch would abort the process.
         atexit.register(self.close)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:

@@ -45,7 +45,7 @@ class DeviceClock(Clock):
         self._device = device
         device.synchronize()
         shortest_s = inf
-        # Record several events; the first anchor is the one that the host noticed with least delay.
+        # Try several events as the first anchor; keep the one whose time the host knows best.
         for _ in range(_NUM_ORIGINS):
             before_s = time.monotonic_ns() * 1e-9
             event = device.record(timed=True)
@@ -107,7 +107,7 @@ class TrainingClock:
         self.trained_ns = self.at(time.monotonic_ns())
 
     def at(self, moment_ns: int) -> int:
-        """Convert nanoseconds of the monotonic clock to nanoseconds of training."""
+        """Return the nanoseconds of training until a moment of the monotonic clock."""
         return moment_ns - self._offset_ns
 
     def state(self) -> list[int]:

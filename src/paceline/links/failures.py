@@ -38,7 +38,7 @@ def publish(store: Store | None, key: str, value: object = "") -> None:
 
 
 def tell_left(group: Group, number: int) -> bool:
-    """Announce that a signal ends this rank; return True for the first such rank."""
+    """Announce that signal `number` ends this rank; return whether it is the first such rank."""
     if group.store is None:
         return True
     with suppress(RuntimeError):  # the process that keeps the store may have ended
@@ -53,7 +53,8 @@ def error_to_raise(
     """Publish why this rank ends; return the error to raise instead of `error`.
 
     Returns None if `error` itself must be raised, because it is the run's first error. Returns
-    WorkersFailed if another rank has printed the reason, or has ended after a signal.
+    WorkersFailed if another rank has printed the reason, or has ended after a signal. Returns
+    WorkerLost if this rank must name a lost rank.
     """
     # All error classes of torch.distributed are RuntimeErrors.
     lost_in_torch = isinstance(error, RuntimeError) and is_loss(error)

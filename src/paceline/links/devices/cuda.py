@@ -29,7 +29,7 @@ def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
     ask the driver.
     """
     with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")  # torch only warns about an old driver
+        warnings.simplefilter("always")  # record it: an old driver causes only a warning
         count = torch.cuda.device_count() if not usable or torch.cuda.is_available() else 0
     if count == 0 and (why := _why_unusable([str(one.message) for one in found if usable])):
         hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
