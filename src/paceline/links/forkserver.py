@@ -267,7 +267,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py like Python; call `main` of an already imported module."""
+    """Run a module or FILE.py as Python does; if the module is imported, only call its `main`."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):

@@ -30,7 +30,7 @@ from paceline.links.processes import Process, reason
 from paceline.links.worker_signals import WorkerSignals, report_signals
 
 _START_S = 120.0  # deadline for a worker to import torch on a busy machine
-_STOP_S = 10.0  # deadline for a worker to write its final value to the file
+_STOP_S = 10.0  # deadline for a worker to write its final value and end
 _POLL_S = 0.5
 _MOST_NBYTES = 1 << 17  # size limit of a packet; the kernel allows 200 KB
 _MOST_TEXT = 4096

@@ -122,5 +122,5 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this computer."""
+    """Return the size of this computer's whole memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
