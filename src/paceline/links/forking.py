@@ -89,7 +89,7 @@ def _server(listener: socket.socket) -> Iterator[None]:
     try:
         yield
     finally:
-        # Ignore a missing server: the user's program may have waited for all of its children.
+        # Ignore a missing server: the user's program may have reaped all of its children.
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)  # the kernel then ends the server's forks
             os.waitpid(pid, 0)
@@ -107,7 +107,7 @@ def _check() -> None:
     except TimeoutError:
         code = 1
     if code:
-        problem = "cannot be trained in forks: this program has used a GPU or run backward()"
+        problem = "cannot be trained in forks of this program: it has used a GPU or run backward()"
         hint = "name the recipe as package.module:factory, or run this program under torchrun"
         raise InvalidInput("model", problem, hint=hint)
 

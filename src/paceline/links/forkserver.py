@@ -70,7 +70,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server inside the block, unless one already runs; it first imports `modules`."""
+    """Run a fork server, which first imports `modules`, inside the block, unless one runs."""
     if ADDRESS in os.environ:
         yield
         return

@@ -64,7 +64,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a TCPStore on `listener`; without it, a store listens on all network interfaces."""
+    """Return a TCPStore on `listener`; by default, a store listens on all network interfaces."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,

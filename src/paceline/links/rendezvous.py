@@ -65,7 +65,7 @@ def process_group(
             if instead is None:
                 raise
             raise instead from error
-        # Destroy the group only without an error: it would wait for peers that may be gone.
+        # Reached only without an error: after one, this would wait for peers that may be gone.
         dist.destroy_process_group()
 
 
@@ -158,7 +158,7 @@ def with_own_connections(group: Group) -> Group:
     """
     if group.world_size == 1:
         return group
-    name = group.gather(uuid.uuid4().hex)[0]  # new: PyTorch reuses the names of groups
+    name = group.gather(uuid.uuid4().hex)[0]  # unique, because PyTorch reuses group names
     store = PrefixStore(f"paceline/{name}", _get_default_store())
     timeout = timedelta(seconds=group.deadline_s)
     own: Any = dist.ProcessGroupGloo(store, group.rank, group.world_size, timeout)
@@ -193,7 +193,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
     """Return the timeout of a process group's backend for tensors on `device`."""
     group: Any = process_group or dist.group.WORLD
     carried = group._device_types
-    # A type that the group does not list also uses gloo, so take the first listed type.
+    # gloo also serves types that it does not list: use the timeout of the first listed type.
     found = next((one for one in carried if one.type == device.type), carried[0])
     timeout: timedelta = group._get_backend(found).options._timeout
     return timeout

@@ -175,8 +175,7 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds that each device takes for each part of a step."""
         shown = self._shown
-        # Exclude single-core hosts: there the plan lets messages and computation take turns, so
-        # that messages do not slow down computation.
+        # Exclude single-core hosts: there the plan lets messages and computation take turns.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude hubs: their tasks are so short that the spread of their times says little.

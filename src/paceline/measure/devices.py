@@ -25,7 +25,7 @@ _COPIED_VALUES = 1 << 22
 _NUM_SUMMED = 64
 _COPY_NBYTES = 128 * 2**20
 _SHARE_OF_MEMORY = 16  # copies of all ranks together use at most a 16th of the host's memory
-# Codecs to measure for each kernel, the code that similar, about equally fast codecs share.
+# Codecs to measure for each kernel. A kernel is code that several equally fast codecs share.
 CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
     "fourbit": ("e3m0",),

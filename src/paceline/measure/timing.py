@@ -148,9 +148,9 @@ def idle() -> None:
 
 
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
-    """Return the rounds of all ranks; collective.
+    """Measure rounds by calling `take` on all ranks; return all ranks' rounds; collective.
 
-    `take()` measures some rounds, equally many on each rank. If step times vary too much (by more
+    `take()` measures equally many rounds on each rank. If step times vary too much (by more
     than `BUSY`), `take()` is called once more, and all rounds are returned.
     """
     rows: list[Rounds] = group.gather(take())

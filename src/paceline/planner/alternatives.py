@@ -18,7 +18,7 @@ from paceline.planner.grouping import Windows, with_best_chunk
 # same width are equally fast.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
 _LEAST_BITS = 8  # codecs with fewer bits are not used for activations (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # prefer a variant only if its step is shorter than this fraction of the best
+_SHORTER = 0.999  # prefer a variant only if its step takes less than this fraction of the shortest
 
 
 @dataclass(frozen=True)

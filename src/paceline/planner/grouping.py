@@ -75,7 +75,7 @@ def grouped(
     ready, order = workload.in_backward_order, workload.backward_order
     members = [tuple(ready[i] for i in group) for group in groups]
     made = list(map(_joined, members))
-    # Order the groups in forward as their last layers, which compute the groups' outputs.
+    # In forward, order the groups like their last layers, which compute the groups' outputs.
     last = [max(order[i] for i in group) for group in groups]
     forward = sorted(range(len(groups)), key=last.__getitem__)
     backward = sorted(range(len(groups)), key=forward.__getitem__)

@@ -134,7 +134,7 @@ class _Question:
         """Search the least speed and the least bandwidths with which a second machine pays."""
         percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        # Speeds fall, and a slower machine never needs less bandwidth: skip values already too low.
+        # Speeds descend. A slower machine never needs less bandwidth, so skip values found too low.
         tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))

@@ -23,7 +23,7 @@ _IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of comp
 _SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks: such steps hardly overlap
 _FEWEST_PERIODS = 3  # fewest simulated periods of local steps; the first and last are not typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
-_MANY_TASKS = 8_000  # a step with more tasks than this is simulated _SHORT_WINDOW times
+_MANY_TASKS = 8_000  # if a step has more tasks, only _SHORT_WINDOW steps are simulated
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 

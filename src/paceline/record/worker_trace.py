@@ -91,7 +91,7 @@ def _check_span(span: Span, worker: int) -> None:
 
 
 class WorkerRecorder:
-    """Records a worker's steps, if the number of the step is in `window`.
+    """Records the steps of a worker, but only steps with numbers in `window`.
 
     `device`: name of the worker's device in the plan. `marks`: records the times of layers.
     """

@@ -32,7 +32,7 @@ from paceline.core.reading import first_fault
 
 # Shares of a data sheet's flop/s and memory bandwidth that large convolutions and copies reach.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
-_HALF_REACHED = 0.45  # share of the data sheet's tensor-core rate that they reach
+_HALF_REACHED = 0.45  # share of the data sheet's tensor-core rate that convolutions reach
 _CALL_S = 5e-6
 # Cores, memory and memory bandwidth that a host has for each of its GPUs: half a CPU socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
