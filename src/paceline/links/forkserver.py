@@ -43,7 +43,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments in every `module_command`
+OF_WORKERS = ["-m", "paceline.links.processes"]  # follows the interpreter in every `module_command`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -267,7 +267,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py as Python does; if the module is imported, only call its `main`."""
+    """Run a module or FILE.py as Python does; of an imported module, only call `main`."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):

@@ -172,7 +172,7 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Choose the variant that reaches a loss first, for each codec and kind of batch split.
+    """Choose, for each codec and batch split, the variant that reaches a loss first.
 
     Returns all forecasts if every variant needs as many steps as synchronous training.
     """

@@ -98,7 +98,7 @@ class Forecast(Steady):
 
     @property
     def shown_s(self) -> float:
-        """Seconds of the part of the timeline to draw: from one weight update to the next."""
+        """Seconds of the timeline to draw, from one weight update to the next."""
         return self.step_s * self.steps_per_update
 
     @property

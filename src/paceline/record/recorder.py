@@ -262,7 +262,7 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Begin to record a collective; if `alone`, a copy or other work of this rank for it.
+        """Begin to record a collective or, if `alone`, this rank's own work, such as a copy.
 
         Returns the activity to pass to `leave_exchange`; None if not tracing.
         """
@@ -375,7 +375,7 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Move `moment` to a layer's last gradient if it is between gradients of that layer.
+    """Move a `moment` between two gradients of a layer to the layer's last gradient.
 
     Autograd may compute a layer's gradients together but return them one after the other, so a
     collective may start before the last gradient is returned. In a plan, however, all gradients of

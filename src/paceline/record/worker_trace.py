@@ -147,8 +147,8 @@ def timeline_of(
     """Build the timeline of a trace, in which the first span starts at 0 s.
 
     `devices`: name of each worker's device. `to_hub`: purposes of the messages that workers send to
-    the hub (the parameter server). `label_share`: fraction of bytes that are labels in a message
-    with labels and activations.
+    the hub (the parameter server). `label_share`: in a message with labels and
+    activations, the fraction of bytes that are labels.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
@@ -179,7 +179,7 @@ def timeline_of(
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
     """Return the fraction of traced time in which each device computes.
 
-    Only the time when all workers of a device are traced counts, because otherwise the device also
+    Only the time when all workers of a device are traced counts. At other times the device also
     computes untraced steps.
     """
     shares = {}

@@ -52,7 +52,7 @@ def step_of(record: dict[str, Any], name: str, batch_size: int) -> Workload:
 
 
 def layer_of(one: dict[str, Any], numbers: Numbers, batch_size: int) -> Layer:
-    """Build a layer from its record `one`; `numbers`: its costs as functions of the batch size."""
+    """Build a layer from its record `one`; `numbers`: costs as functions of the batch size."""
 
     def cost(way: str) -> Cost:
         flops, nbytes, *counts = (_at(number, batch_size) for number in numbers[way])
