@@ -40,13 +40,13 @@ from paceline.links.signals import SIGNALS
 from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
-_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # see mallopt(3)
-_CHECK_S = 60.0  # deadline for `main` in a fork; long, because GPU drivers may be slow
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # codes of mallopt(3)
+_CHECK_S = 60.0  # deadline for the GPU test in a fork (`main`): GPU drivers may be slow
 
 
 @contextmanager
 def forked_from_here() -> Iterator[None]:
-    """Start processes as forks of this process inside the block; kill them at its end.
+    """Let `processes.start` fork this process inside the block; kill the forks at its end.
 
     Raises InvalidInput if GPUs would not work in a fork, and OSError if no process can start.
     """
@@ -89,7 +89,7 @@ def _server(listener: socket.socket) -> Iterator[None]:
     try:
         yield
     finally:
-        # The user's program may already have waited for all children, including the server.
+        # Ignore a missing server: the user's program may have reaped all of its children.
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)  # the kernel then ends the server's forks
             os.waitpid(pid, 0)
@@ -107,7 +107,7 @@ def _check() -> None:
     except TimeoutError:
         code = 1
     if code:
-        problem = "cannot be trained in forks: this program has used a GPU or run backward()"
+        problem = "cannot be trained in forks of this program: it has used a GPU or run backward()"
         hint = "name the recipe as package.module:factory, or run this program under torchrun"
         raise InvalidInput("model", problem, hint=hint)
 

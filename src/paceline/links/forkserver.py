@@ -43,7 +43,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # first arguments in every `module_command`
+OF_WORKERS = ["-m", "paceline.links.processes"]  # follows the interpreter in every `module_command`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -70,7 +70,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server inside the block, unless one already runs; it first imports `modules`."""
+    """Run a fork server, which first imports `modules`, inside the block, unless one runs."""
     if ADDRESS in os.environ:
         yield
         return
@@ -267,7 +267,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py like Python; call `main` of an already imported module."""
+    """Run a module or FILE.py as Python does; of an imported module, only call `main`."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):

@@ -3,8 +3,9 @@
     rank 0   SIGINT ─► step 41 ends: "all stop after step 52" ─► store
     rank 1             step 42 ends: reads the store ─► stops after step 52
 
-Ranks are at most one step apart. Each rank polls the store at the end of a step, at most four times
-a second. The signal may reach all ranks, or one rank, which the error then names.
+Rank 0 chooses a last step so late that every rank reads the store before that step. Each rank polls
+the store at the end of a step, at most four times a second. Ranks are at most one step apart. If
+only one rank got the signal, the error names that rank.
 """
 
 import math
@@ -32,8 +33,8 @@ _MARGIN_STEPS = 2
 class Interruption:
     """A signal handler that records the first signal as `number`.
 
-    `worker`: name of the worker that alone received the signal, if known. `before`: the previous
-    handlers by signal number, which handle later signals; None: ignore later signals.
+    `worker`: name of the only worker that received a signal, if known. `before`: the previous
+    handlers by signal number; they handle later signals. If None, later signals are ignored.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Interruption:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True
         self.number = self.number or number
-        self.worker = None  # unset, because this process got a signal, too
+        self.worker = None  # this process got a signal, so no worker was the only one
         for one in (self.before or {}).values():
             if isinstance(one, CommandHandler):
                 one.received = one.received or number
@@ -66,7 +67,7 @@ class Interruption:
         return Interrupted(" ".join(words) + more, num_steps, self.number)
 
 
-_interruptible: list[Interruption] = []  # not empty while this process trains
+_interruptible: list[Interruption] = []  # has an entry only while this process trains
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
         finally:
             _interruptible.pop()
             if noted.requested and not raises_again:
-                # Do not restore handlers: `noted` ignores the signal if the launcher passes it on.
+                # Keep `noted` as the handler, so that a launcher's later signal has no effect.
                 before.clear()
 
 
@@ -122,8 +123,8 @@ class StopAgreement:
     def __init__(self, group: Group, interruption: Interruption, num_steps: int) -> None:
         self._group, self._interruption = group, interruption
         self._polled_s, self._polled = time.monotonic(), num_steps
-        # Mean seconds per step in the fastest interval between two polls. The mean over all steps
-        # would be too large if the store's process had paused, because steps waited for it.
+        # Mean seconds per step in the fastest interval between two polls. The other intervals may
+        # contain pauses of the store's process, during which steps wait.
         self._step_s = math.inf
         self._last: int | None = None
         self._agreed: int | None = None  # the signal that stops all ranks

@@ -33,7 +33,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
     if not 0 <= port < 2**16:
         raise InvalidInput("port", "must be from 0 to 65535", got=port)
     try:
-        listener = socket.create_server((_LOOPBACK, port))  # sets SO_REUSEADDR
+        listener = socket.create_server((_LOOPBACK, port))  # can reuse a port in TIME_WAIT
     except OSError as error:
         problem = f"cannot be used: {os.strerror(error.errno or 0)}"
         raise InvalidInput("port", problem, got=port) from None
@@ -64,7 +64,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
 
 
 def store_on(listener: socket.socket) -> Store:
-    """Return a TCPStore on `listener`; its own socket would listen on all network interfaces."""
+    """Return a TCPStore on `listener`; by default, a store listens on all network interfaces."""
     host, port = listener.getsockname()
     store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
@@ -108,9 +108,10 @@ class _PassedOn(Interruption):
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return True if the workers have agreed on a last step, after which they save their state.
+    """Return whether the workers will save their state; if not, send them a signal.
 
-    If not, sends all workers the signal that ended one worker, whose exit code is `code`.
+    They save it once they have agreed on a last step. The signal is the one that ended a worker
+    with exit code `code`.
     """
     if is_agreed(store):
         return True

@@ -1,5 +1,6 @@
 """Start workers on this machine, and exchange packets over sockets and files in memory.
 
+    workers = PacketWorkers("package.module", deadline_s) # for an answer of a worker
     process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
     workers.add(PacketWorker(0, process, wire))
     for worker, message, why in workers.poll():           # why: the reason if a worker is lost
@@ -30,7 +31,7 @@ from paceline.links.processes import Process, reason
 from paceline.links.worker_signals import WorkerSignals, report_signals
 
 _START_S = 120.0  # deadline for a worker to import torch on a busy machine
-_STOP_S = 10.0  # deadline for a worker to write its final value to the file
+_STOP_S = 10.0  # deadline for a worker to write its final value and end
 _POLL_S = 0.5
 _MOST_NBYTES = 1 << 17  # size limit of a packet; the kernel allows 200 KB
 _MOST_TEXT = 4096
@@ -228,7 +229,10 @@ class PacketWorkers(Generic[W]):
         worker.process.close()
 
     def stop(self, message: object) -> list[Any]:
-        """End all running workers by `message`; return each one's final value, None on error."""
+        """End the running workers by sending `message`; return their final values.
+
+        The value of a worker that fails is None.
+        """
         stopped = self.running
         for worker in stopped:  # send to all before waiting, so that they end in parallel
             worker.send(message)

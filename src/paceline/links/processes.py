@@ -37,7 +37,7 @@ STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # time for a process to end its own children and write its results
 _ANSWER_S = 120.0  # deadline for an answer of a fork server that still imports modules
 PARENT = "PACELINE_LAUNCHER"
-# For each block of `forked_from_here`: the thread that runs the block, and the server's address.
+# Open blocks of `forked_from_here`: each block's thread, and the address of its fork server.
 servers_from_here: list[tuple[int, str]] = []
 
 
@@ -101,7 +101,7 @@ class ForkedProcess(Process):
                     packet = _received(self._connection)
                 except ConnectionResetError:
                     # The server sent the exit code and closed the connection without reading our
-                    # last signal. After this error, the next call returns the exit code.
+                    # last signal. Read again: only the first read raises, the second has the code.
                     packet = _received(self._connection)
                 # Without an exit code, the server has died and the kernel has killed the process.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL

@@ -3,7 +3,7 @@
     rank 0 ──connection── rank 1          If rank 0 is killed while a fork keeps the connection
       └ fork ─────┘                       open, rank 1 would wait for rank 0 forever.
 
-So processes that the user's program forks close the connections, which they cannot use anyway.
+So each fork that the user's program makes closes these connections; it cannot use them anyway.
 """
 
 import importlib
@@ -65,7 +65,7 @@ def process_group(
             if instead is None:
                 raise
             raise instead from error
-        # Not after an error: destroying the group would then wait for peers that may be gone.
+        # Reached only without an error: after one, this would wait for peers that may be gone.
         dist.destroy_process_group()
 
 
@@ -152,15 +152,18 @@ def _gloo_group_of(
 
 
 def with_own_connections(group: Group) -> Group:
-    """Return a CPU group with separate gloo connections; all its ranks call this together."""
+    """Return a CPU group of the same ranks with new gloo connections of its own.
+
+    All ranks must call this function together.
+    """
     if group.world_size == 1:
         return group
-    name = group.gather(uuid.uuid4().hex)[0]  # PyTorch reuses the names of ended groups
+    name = group.gather(uuid.uuid4().hex)[0]  # unique, because PyTorch reuses group names
     store = PrefixStore(f"paceline/{name}", _get_default_store())
     timeout = timedelta(seconds=group.deadline_s)
     own: Any = dist.ProcessGroupGloo(store, group.rank, group.world_size, timeout)
     made = replace(group, device=torch.device("cpu"), control=own, process_group=own)
-    made.barrier()  # gloo fails on a rank that connects to a rank that has already left
+    made.barrier()  # wait for all: gloo fails if a rank leaves while another connects
     return made
 
 
@@ -190,7 +193,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
     """Return the timeout of a process group's backend for tensors on `device`."""
     group: Any = process_group or dist.group.WORLD
     carried = group._device_types
-    # gloo also serves some device types that it does not list: their tensors are in host memory.
+    # gloo also serves types that it does not list: use the timeout of the first listed type.
     found = next((one for one in carried if one.type == device.type), carried[0])
     timeout: timedelta = group._get_backend(found).options._timeout
     return timeout

@@ -24,7 +24,7 @@ ALIGNMENT = 64  # a cache line, so that writers do not slow down neighbouring te
 
 
 class LocalRanks(NamedTuple):
-    """The ranks on this machine: `members`, ascending.
+    """The ranks on this machine (`members`), in ascending order.
 
     `leaders`: the first rank of each machine of the run. `num_cores`: the number of cores that the
     members may use.
@@ -48,8 +48,8 @@ def find_local_ranks(group: Group) -> LocalRanks:
         os.write(fd, nonce)
         usable = sorted(os.sched_getaffinity(0))
         rows = group.gather([fd, nonce.hex(), usable])
-        # If /proc shows another PID namespace, it has other processes under the members' process
-        # numbers, so this rank must not read there.
+        # Read other ranks' memory only if /proc shows this process's PID namespace. In another
+        # namespace, the members' process numbers belong to other processes.
         lower = rows[: group.rank] if _PROC_SELF.readlink().name == str(os.getpid()) else []
         reached = [
             rank
@@ -128,8 +128,9 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 
 
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
-    """Return each rank's leader: the lowest leader whose memory the rank can read, or itself.
+    """Return each rank's leader, which is the first rank of its machine.
 
+    A rank's leader is the lowest earlier leader whose memory it can read; without one, itself.
     `reached[rank]`: the lower ranks whose memory `rank` can read, ascending.
     """
     leader_of: list[int] = []

@@ -6,8 +6,8 @@
     trains (links.interruption)      notes the signal, saves its state after a step, and stops
 
 A process started by a command ends silently, because the command prints the line. A worker of a hub
-instead reports the signal, and the hub stops the run (links.worker_signals). A command calls
-`handle_in_command` before anything slow, so this module imports nothing large.
+(parameter server) reports the signal, and the hub stops the run (links.worker_signals). A command
+calls `handle_in_command` before anything slow, so this module imports nothing large.
 """
 
 import _thread
@@ -86,7 +86,7 @@ class CommandHandler:
         os._exit(128 + number)
 
     def unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
-        """End the command if Python ignored a Stopped, as in `__del__`; used as unraisablehook."""
+        """As sys.unraisablehook, end the command if Python ignores a Stopped, as in `__del__`."""
         if isinstance(lost.exc_value, Stopped):
             self.received = lost.exc_value.number
             self.leave()
@@ -119,11 +119,11 @@ def _handle(handler: Handler) -> None:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block signals inside the block, and handle them in this process after the block.
+    """Delay signals inside the `with` block, and handle them in this process after it.
 
-    A process started inside the block inherits the signal mask until it unblocks signals. The mask
-    protects only this thread. Another thread, such as a store's thread, may receive a signal, whose
-    handler Python then runs in the main thread. So inside the block, a handler notes signals.
+    The thread's signal mask blocks them; a process started meanwhile inherits the mask. Another
+    thread, such as a store's, may still receive a signal, and Python then calls the handler in the
+    main thread. So a temporary handler notes these signals, and they are raised after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     noted: list[int] = []

@@ -59,8 +59,8 @@ class Turns:
             raise LaneStopped
 
     def _take(self, lane: int) -> None:
-        # No deadline is needed here: during a turn a lane waits only for the hub, with a deadline,
-        # and a lane that fails stops the other lanes.
+        # This wait needs no deadline: the lane whose turn it is waits only for the hub (parameter
+        # server), with a deadline, and a lane that fails stops the other lanes.
         with self._condition:
             if lane not in self._order:
                 self._order.append(lane)

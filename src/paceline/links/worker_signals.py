@@ -1,4 +1,4 @@
-"""Report the signals of workers to the hub or coordinator that started the workers.
+"""Report the signals of workers to the hub (parameter server) or coordinator that started them.
 
     hub      signals = WorkerSignals(); process = signals.start("package.module", settings)
     worker   report_signals()                  # writes its signals into the pipe
@@ -39,7 +39,10 @@ class WorkerSignals:
         )
 
     def poll(self, names: Mapping[int, str]) -> None:
-        """Stop the run if a worker has reported a signal; `names`: worker by process number."""
+        """Stop the run if a worker has reported a signal.
+
+        `names`: name of each worker for the error, by process number.
+        """
         if self._writing < 0:
             return
         try:

@@ -35,7 +35,7 @@ PerSecond = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 _NUM_WARM_UP, _MAX_ROUNDS, _NUM_PINGS = 2, 200, 20
 _NETWORK = Path("/proc/self/ns/net")
 _MOST_PARTS = 100_000  # maximum number of entries in a profile's `seconds`
-_MOST_BELOW = 1000  # maximum number of workers whose profiles a hub's profile contains
+_MOST_BELOW = 1000  # maximum number of workers' profiles inside a hub's profile
 _SOURCE = "measured by the workers before this run"
 # Number of a process's threads for messages: a thread of ZeroMQ, which encrypts, and a thread that
 # checks and copies.
@@ -59,9 +59,9 @@ class DeviceProfile(Record):
     """The speed of a device and, for a worker, of its link to the hub.
 
     `host`: identity of the host and its network namespace. `seconds`: kind, layer and duration of
-    each part of a step. `codecs`: values per second that the device encodes and decodes, by the
-    codec's kernel. `running`: share of the step time in which the device had a core; below 1 if
-    there are more devices than cores. `unrest`: relative spread of the step times
+    each part of a step. `codecs`: values per second that the device encodes and decodes, by kernel
+    (code that several codecs share). `running`: share of the step time in which the device had a
+    core; below 1 if there are more devices than cores. `unrest`: relative spread of the step times
     (`unrest_between`). `copy_bytes_per_s`: speed of copies from a GPU to its host. `below`: in the
     profile of a hub that is itself a worker, the profiles of the hub's workers.
     """
@@ -80,7 +80,10 @@ class DeviceProfile(Record):
     below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
-        """Measure and add the link; `ask(n, m)` sends n bytes, gets m, up to `nbytes`."""
+        """Measure the link with messages of up to `nbytes`; return the profile with the link.
+
+        `ask(n, m)` sends n bytes to the hub and receives m bytes.
+        """
         small_s = min(timing.median_s(lambda: ask(1, 1), num_rounds=1) for _ in range(_NUM_PINGS))
         large = CoreTime(lambda: ask(nbytes, nbytes))
         large_s = timing.median_s(large)
@@ -172,7 +175,7 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds that each device takes for each part of a step."""
         shown = self._shown
-        # Exclude single-core hosts, where the plan runs messages and computation in sequence.
+        # Exclude single-core hosts: there the plan lets messages and computation take turns.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude hubs: their tasks are so short that the spread of their times says little.
@@ -241,7 +244,7 @@ class ProfiledDevices:
         return links.values()
 
     def _shares_cores(self, one: DeviceProfile) -> bool:
-        """Return True if `one` is a CPU device, and its host has fewer cores than CPU devices."""
+        """Return True for a CPU device whose host has fewer cores than CPU devices."""
         there = [other for other in self._shown.values() if other.host == one.host]
         num_on_cores = sum(other.kind is DeviceKind.CPU for other in there)
         return one.kind is DeviceKind.CPU and num_on_cores > max(other.cores for other in there)

@@ -25,7 +25,7 @@ _COPIED_VALUES = 1 << 22
 _NUM_SUMMED = 64
 _COPY_NBYTES = 128 * 2**20
 _SHARE_OF_MEMORY = 16  # copies of all ranks together use at most a 16th of the host's memory
-# Representative codecs of each kernel; all codecs of a kernel are about equally fast.
+# Codecs to measure for each kernel. A kernel is code that several equally fast codecs share.
 CODECS: dict[Kernel, tuple[str, ...]] = {
     "eightbit": ("dynamic8",),
     "fourbit": ("e3m0",),
@@ -37,7 +37,7 @@ CODECS: dict[Kernel, tuple[str, ...]] = {
 
 
 class CodecFigures(BaseModel, frozen=True):
-    """The speed of a kernel's codecs, in values per second.
+    """The speed of the codecs that share a kernel (encoding code), in values per second.
 
     `decode`: the mean speed of overwriting a tensor with decoded values, and of adding them to it.
     """
@@ -159,7 +159,7 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return test values for a codec, of which a threshold codec sends its declared share."""
+    """Return test values for a codec; a threshold codec sends its declared share of them."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 

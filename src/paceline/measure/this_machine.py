@@ -18,7 +18,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-# Speed of a memory or link whose time another measurement already includes
+# Used as the speed of a memory or link, if another measurement already includes its time.
 UNLIMITED_BYTES_PER_S = 1e18
 _PROFILED = "measured by the profile of this run"
 
@@ -122,5 +122,5 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this computer."""
+    """Return the size of this computer's whole memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -50,7 +50,7 @@ class Spread(BaseModel, frozen=True):
 
     @property
     def unrest(self) -> float:
-        """The spread relative to the median (`unrest_between`)."""
+        """Half the distance between the quartiles, relative to the median."""
         return unrest_between(self.lower, self.median, self.upper)
 
     @classmethod
@@ -94,7 +94,7 @@ def num_rounds(seconds: float, round_s: float, fewest: int, most: int) -> int:
 
 
 def timed(works: Sequence[Work], clock: Clock, rounds: int) -> list[list[float]]:
-    """Call all works in turns, and return the seconds of each work's calls."""
+    """Call the works in turns, `rounds` times each; return the seconds of each work's calls."""
     marks = [clock.mark()]
     for _ in range(rounds):
         for work in works:
@@ -148,9 +148,9 @@ def idle() -> None:
 
 
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
-    """Return the rounds of all ranks; collective.
+    """Measure rounds by calling `take` on all ranks; return all ranks' rounds; collective.
 
-    `take()` measures some rounds, equally many on each rank. If step times vary too much (by more
+    `take()` measures equally many rounds on each rank. If step times vary too much (by more
     than `BUSY`), `take()` is called once more, and all rounds are returned.
     """
     rows: list[Rounds] = group.gather(take())

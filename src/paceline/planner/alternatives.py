@@ -18,7 +18,7 @@ from paceline.planner.grouping import Windows, with_best_chunk
 # same width are equally fast.
 _CODECS = ("half", "bfloat16", "dynamic8", "dynamic4", "onebit")
 _LEAST_BITS = 8  # codecs with fewer bits are not used for activations (Dettmers 2016, section 4.2)
-_SHORTER = 0.999  # prefer a configuration only if it shortens the step to less than this fraction
+_SHORTER = 0.999  # prefer a variant only if its step takes less than this fraction of the shortest
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class Alternatives:
         return _soonest(found, self.strategy), problem
 
     def with_chunk(self, config: Any, options: Collection[str]) -> Any:
-        """Return `config` with the fastest chunk size; keep a number that is set by `options`."""
+        """Return `config` with the fastest chunk size (number of layers exchanged together).
+
+        A number that the user has set (`options` contains "chunk") is kept.
+        """
         chunk = getattr(config, "chunk", None)
         is_set = "chunk" in options and isinstance(chunk, int)
         if config.workers == 1 or chunk is None or is_set:
@@ -78,7 +81,7 @@ class Alternatives:
         return None
 
     def _sizes(self, config: Any) -> Iterator[Any]:
-        """Yield the configurations of `Planning.sizes` that fit into memory."""
+        """Yield the other sub-batches or placements of `Planning.sizes` that fit into memory."""
         sizes = self.strategy.planning.sizes
         for other in sizes(self.workload, config) if sizes else ():
             try:
@@ -169,9 +172,9 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Return the forecast that reaches a loss first, for each codec and kind of batch split.
+    """Choose, for each codec and batch split, the variant that reaches a loss first.
 
-    Returns all forecasts if the strategy needs as many steps to a loss as synchronous training.
+    Returns all forecasts if every variant needs as many steps as synchronous training.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found

@@ -25,8 +25,8 @@ def drawing(timeline: Timeline, step_s: float) -> str:
     """Draw the second-to-last step, with a line of text for each resource.
 
     A resource is a link, or a unit of a device, such as a copy engine. A line has 72 characters,
-    each for an equal part of the step. The step ends with a weight update. Of more than 24
-    resources, 24 are drawn and the others counted.
+    each for an equal part of the step. Of more than 24 resources, 24 are drawn and the others
+    counted. A step here is the time between two weight updates.
     """
     start, end = some_step(timeline, step_s)
     rows: dict[Resource, list[Span]] = {}

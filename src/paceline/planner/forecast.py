@@ -98,7 +98,7 @@ class Forecast(Steady):
 
     @property
     def shown_s(self) -> float:
-        """Seconds between two weight updates in the timeline."""
+        """Seconds of the timeline to draw, from one weight update to the next."""
         return self.step_s * self.steps_per_update
 
     @property
@@ -110,7 +110,7 @@ class Forecast(Steady):
     def why(self) -> str:
         """A sentence about the parts of the step: computation, and exposed communication."""
         parts = self.breakdown
-        # Percentages of a device's own time, because asynchronous devices do not step together.
+        # Divide by a device's own time, because asynchronous devices do not step together.
         share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
         text = f"computes {parts.compute_s * share:.0f} % of the step"
         if self.slowdown >= _SHOWN_SLOWDOWN:
@@ -226,7 +226,7 @@ def memory(
 #   are fitted to the tables of benchmarks/scaling_tables, whose links and frameworks differ widely.
 #   A `share` up to `_HARDLY_EXCHANGED` adds nothing.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
-_QUIET = 0.05  # relative spread of a profile's step times that `_PROFILED` already covers
+_QUIET = 0.05  # `_PROFILED` already includes this relative spread of a profile's step times
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
 _WIDEST = 0.7  # upper limit of h for machine files with losses from papers
@@ -240,7 +240,7 @@ def range_of(step_s: float, share: float) -> tuple[float, float]:
 def half_width(machine: Machine, parts: Breakdown) -> float:
     """Return half the width of the range of likely step times, relative to the step."""
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
-    if not machine.usual_losses.spread:  # speeds of a profile, which already include the spread
+    if not machine.usual_losses.spread:  # a profile: its speeds already include the spread
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
         return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
     exchanged = min(1.0, parts.communication_s / whole)

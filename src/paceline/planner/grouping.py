@@ -75,7 +75,7 @@ def grouped(
     ready, order = workload.in_backward_order, workload.backward_order
     members = [tuple(ready[i] for i in group) for group in groups]
     made = list(map(_joined, members))
-    # Forward order of groups: that of their last layers, which compute the groups' outputs.
+    # In forward, order the groups like their last layers, which compute the groups' outputs.
     last = [max(order[i] for i in group) for group in groups]
     forward = sorted(range(len(groups)), key=last.__getitem__)
     backward = sorted(range(len(groups)), key=forward.__getitem__)
@@ -144,10 +144,10 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 class Windows:
     """Plans windows of consecutive steps; raises InvalidInput if a step cannot be planned.
 
-    Layers are grouped if a step with groups takes as long as a step without groups. `step`: the
-    plan of one step without groups. `cost`: cost model of plans that method `of` returns. `model`:
-    cost model of plans without groups. `is_balanced`: whether batches are split by the devices'
-    speeds.
+    Plans treat consecutive layers as one (a group) if a step then takes equally long. `step`: the
+    plan of one step without groups. `cost`: cost model of plans that method `of` returns.
+    `model`: cost model of plans without groups. `is_balanced`: whether batches are split by the
+    devices' speeds.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ def with_best_chunk(
     num_layers = len(workload.layers)
     parts = {size: chunks(num_layers, size) for size in candidates(num_layers)}
     for size, ranges in sorted(parts.items(), key=lambda part: len(part[1])):
-        # A step takes at least its computing time, so skip sizes that cannot shorten it.
+        # Skip a size if its computing time alone is longer than the shortest step so far.
         if computing_s + len(ranges) * sync_s > shortest_s:
             continue
         whole, prices, own = workload, model, replace(config, chunk=size)

@@ -21,8 +21,8 @@ _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
 # Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: largest product of
-# layers and workers, with which planning takes about 5 s. `_MOST_UNASKED`: largest number of
-# workers if the user has set none.
+# layers and workers; planning it takes about 5 s. `_MOST_UNASKED`: largest number of workers if the
+# user has not set the number.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
@@ -54,7 +54,7 @@ class Refusal:
 class Ranking(Sequence[Forecast]):
     """Forecasts, best first, and the refused strategies.
 
-    `alone`: the best forecast of one worker, if the user asked only for another number of workers.
+    `alone`: best forecast of one worker, to compare with, if the user asked only for more workers.
     """
 
     forecasts: tuple[Forecast, ...]

@@ -3,9 +3,9 @@
 The second machine consists of all devices that are not on the first device's host. It pays if all
 devices together train more samples per second than the devices of the first host alone.
 
-Each device gets the number of samples with which all devices take equally long. Plans of gradient
-exchanges have equal batches, so the speed of each device is scaled instead: with the scaled speed,
-an equal batch takes as long as the device's own number of samples.
+A batch is divided so that all devices take equally long. Plans of gradient exchanges, however, have
+equal batches. So these plans have scaled speeds: with its scaled speed, a device takes as long for
+an equal batch as it really takes for its own number of samples.
 """
 
 from bisect import bisect_left
@@ -46,11 +46,11 @@ class Requirement:
     """The slowest second machine, and the slowest links, with which an exchange pays.
 
     `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
-    local. `speed`: least speed of the second machine that pays with the links of the machine file,
-    as a multiple of its speed in that file. `bits_per_s`: least bandwidth of the links between
-    hosts that pays, for each of `SecondMachine.speeds`. In both, None means that no tried value is
-    enough. `is_learning_known`: whether strategy local is compared by its time to a loss; if not,
-    it is compared by samples per second.
+    local. `speed`: least speed of the second machine, as a multiple of its speed in the machine
+    file; the links are those of the file. `bits_per_s`: least bandwidth of the links between hosts,
+    for each of `SecondMachine.speeds`. None in either field: no tried value is enough.
+    `is_learning_known`: whether strategy local is compared by its time to a loss; if not, it is
+    compared by samples per second.
     """
 
     exchange: Exchange
@@ -134,7 +134,7 @@ class _Question:
         """Search the least speed and the least bandwidths with which a second machine pays."""
         percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        # A slower machine never needs less bandwidth, so skip values too low for a faster machine.
+        # Speeds descend. A slower machine never needs less bandwidth, so skip values found too low.
         tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
@@ -169,9 +169,9 @@ class _Question:
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
         """Return the factor by which to scale each device's speed in a plan with equal batches.
 
-        Let a device compute its own share of the batch at its speed in `speeds`. At the scaled
-        speed, an equal batch takes the same time. All speeds are relative to the machine file.
-        Returns None if a device's share would have no sample.
+        Scaled, a device takes as long for an equal batch as it takes, at its speed in `speeds`, for
+        its own share of the batch. Factors and `speeds` are relative to the machine file. Returns
+        None if a device's share would have no sample.
         """
         pairs = list(zip(self.seconds, speeds, strict=True))
         per_s = sum(speed / own.per_sample for own, speed in pairs)

@@ -20,10 +20,10 @@ from paceline.planner.grouping import Windows
 
 _WINDOW = 8  # number of simulated steps; several, because the first steps are not typical
 _IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of compared steps
-_SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks; these steps hardly overlap
-_FEWEST_PERIODS = 3  # minimum number of simulated periods of local steps; the second is typical
+_SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks: such steps hardly overlap
+_FEWEST_PERIODS = 3  # fewest simulated periods of local steps; the first and last are not typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
-_MANY_TASKS = 8_000  # of steps with more tasks, only _SHORT_WINDOW are simulated
+_MANY_TASKS = 8_000  # if a step has more tasks, only _SHORT_WINDOW steps are simulated
 _COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
 _COPY, _EXCHANGE = "copy", "exchange"
 
@@ -34,7 +34,7 @@ class Steady:
 
     `wire_s`: seconds per step during which the busiest direction of a link is in use.
     `link_nbytes`: bytes sent per step over each link, by direction. `timeline`: consecutive steps.
-    `steps_per_update`: local steps between two weight updates in the timeline. `slowdown`:
+    `steps_per_update`: number of steps between two weight updates in the timeline. `slowdown`:
     computing time relative to undisturbed computing (`core.losses`). `slowed_by`: the causes of the
     slowdown. `after_backward`: the communication left after backward; None if the strategy does not
     report it. `limit`: a sentence about what limits the gain of further workers, or None.
@@ -111,7 +111,8 @@ def _wire_s(outline: Timeline) -> float:
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
     """Yield the windows to try: the number of steps, and the number of periods to compare.
 
-    `per_period`: local steps between exchanges. `alike`: steps after which a plan repeats.
+    `per_period`: number of local steps between exchanges. `alike`: number of steps after which the
+    plan repeats.
     """
     is_wide = len(windows.step) > _MANY_TASKS
     in_step = per_period == alike == 1 and not windows.strategy.planning.is_asynchronous
@@ -167,7 +168,7 @@ def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> t
     lane = compute_lane(device.name)
     computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
     own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    kinds: dict[int, str] = {}  # cached by the id of `span.on`, which many spans share
+    kinds: dict[int, str] = {}  # cache, by id(span.on); many spans share one `on`
     spans: dict[str, list[Span]] = {_COPY: [], _EXCHANGE: list(shared), "": []}
     for one in chain.from_iterable(own_tracks):
         if one.kind in COMPUTE:

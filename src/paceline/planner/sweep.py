@@ -19,8 +19,8 @@ from paceline.planner.search import NO_OPTIONS, Ranking, search
 Quantity = Literal["bandwidth", "latency"]
 _NUM_POINTS = 7
 _PREFIXES = dict(zip("numkKMGT", (1e-9, 1e-6, 1e-3, 1e3, 1e3, 1e6, 1e9, 1e12), strict=True))
-# A prefix or unit is required, because nobody means single bits per second, or a latency in
-# seconds without an "s".
+# A bandwidth requires a prefix, and a latency requires a prefix or "s". A plain number would mean
+# single bits per second or whole seconds, and is probably a mistake.
 _UNITS = {"bandwidth": "([kMGT])(?:bit/s|bit|b)?", "latency": "([num]|(?=s))s?"}
 _EXAMPLES = "write bandwidth=100M:10G (bit/s) or latency=10u:1m (seconds)"
 

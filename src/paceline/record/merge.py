@@ -30,7 +30,7 @@ def gather_timeline(
     """Gather the spans of all ranks into one timeline that starts at 0 s.
 
     All ranks must call this together; each gets the timeline. `offset`: the `clock_offset` of this
-    rank, measured close to the recording.
+    rank, measured shortly before or after the recording.
     """
     own = [span.moved(-offset.ahead_s) for span in spans]
     rows = group.gather(_SPANS.dump_python(own, mode="json"))

@@ -153,7 +153,7 @@ def layer_shares(
 
 
 class Role(Enum):
-    """What an activity does in its step, which determines how the activity becomes spans."""
+    """What an activity is, such as a collective; determines how spans are made from it."""
 
     PHASE = "phase"
     COLLECTIVE = "collective"  # such as an all-reduce, from the time when this rank joins it
@@ -233,7 +233,7 @@ class Recorder:
         """Record the end of the current phase, if any."""
         phase, self._phase = self._phase, None
         self.leave_exchange(phase)
-        # In backward, ignore calls of layers: activation checkpointing makes them.
+        # Ignore calls of layers in backward, where activation checkpointing calls layers again.
         if phase is not None and phase.kind is Kind.FORWARD:
             phase.borders = self._marks.forward
         elif phase is not None and phase.kind is Kind.BACKWARD:
@@ -249,7 +249,7 @@ class Recorder:
         self._step += 1
         if self._kept is None:
             self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # rarely, because this visits all activities
+        elif self._step % self._kept == 0:  # not in every step: visiting all activities is slow
             first = self._step - self._kept
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
@@ -262,7 +262,7 @@ class Recorder:
     def join_exchange(
         self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
     ) -> Activity | None:
-        """Begin to record a collective or, if `alone`, this rank's own work for it, like a copy.
+        """Begin to record a collective or, if `alone`, this rank's own work, such as a copy.
 
         Returns the activity to pass to `leave_exchange`; None if not tracing.
         """
@@ -357,9 +357,9 @@ class Recorder:
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers; without recorded layers, end a part at each copy.
+        """Divide a phase among its layers or, if no layers were recorded, at its copies.
 
-        The time before a copy gets the copy's name; the time after the last copy gets the name "".
+        The part before a copy gets the copy's name; the part after the last copy gets the name "".
         """
         start, names = phase.start, self._marks.names
         if names and not phase.part and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -375,7 +375,7 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Move `moment` to a layer's last gradient if it is between gradients of that layer.
+    """Move a `moment` between two gradients of a layer to the layer's last gradient.
 
     Autograd may compute a layer's gradients together but return them one after the other, so a
     collective may start before the last gradient is returned. In a plan, however, all gradients of

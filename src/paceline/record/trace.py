@@ -63,7 +63,7 @@ class _Args(BaseModel):
 
 
 class _Slice(BaseModel):
-    """A Chrome trace event for a span on one of the resources that the span uses."""
+    """A Chrome trace event: a span, shown on one of the resources that it uses."""
 
     ph: Literal["X"]
     cat: Kind
@@ -90,7 +90,7 @@ _TRACE = TypeAdapter(_Trace)
 
 
 def read_trace(path: Path) -> dict[Origin, Timeline]:
-    """Read a file's timelines by origin: measured, rehearsed or predicted.
+    """Read a file's timelines by origin: measured, predicted or rehearsed (with emulated layers).
 
     Raises InvalidInput if the file is missing or invalid.
     """

@@ -91,7 +91,7 @@ def _check_span(span: Span, worker: int) -> None:
 
 
 class WorkerRecorder:
-    """Records those steps of a worker whose numbers are in `window`.
+    """Records the steps of a worker, but only steps with numbers in `window`.
 
     `device`: name of the worker's device in the plan. `marks`: records the times of layers.
     """
@@ -113,7 +113,7 @@ class WorkerRecorder:
         number, by_layers = self._number(step), kind in (Kind.FORWARD, Kind.BACKWARD)
         if by_layers:
             self._marks.watch(number is not None)
-        # Without layers, a forward or backward pass computes only the loss, which gets no span.
+        # If the worker has no layers, its passes compute only the loss, which gets no span.
         if number is None or (by_layers and not self._marks.names):
             yield
             return
@@ -147,8 +147,8 @@ def timeline_of(
     """Build the timeline of a trace, in which the first span starts at 0 s.
 
     `devices`: name of each worker's device. `to_hub`: purposes of the messages that workers send to
-    the hub (the parameter server). `label_share`: fraction of bytes that are labels in a message
-    with labels and activations.
+    the hub (the parameter server). `label_share`: in a message with labels and
+    activations, the fraction of bytes that are labels.
     """
     began = {one[:3]: one.at_s for one in trace.sent}
     lanes: dict[Resource, list[Span]] = defaultdict(list)
@@ -177,9 +177,9 @@ def timeline_of(
 
 
 def utilisation(timeline: Timeline, devices: Iterable[str]) -> dict[str, float]:
-    """Return the fraction of time in which each device computes while all its workers are traced.
+    """Return the fraction of traced time in which each device computes.
 
-    Times when only some of a device's workers are traced are excluded, because the device then also
+    Only the time when all workers of a device are traced counts. At other times the device also
     computes untraced steps.
     """
     shares = {}

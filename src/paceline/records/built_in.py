@@ -14,12 +14,12 @@ from typing import Any
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 FILE = "built_in.json"  # written by tests/recorded_models.py
-MOST_SAMPLES = 2**20  # largest batch size at which tests check the functions of `SIZES`
+MOST_SAMPLES = 2**20  # largest batch size for which tests check the recorded sizes
 SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 
 Growing = int | list[list[int]]  # a constant, or the maximum of linear functions [a, c]
-# A layer's costs. Each key in `SIZES` has one `Growing`. The keys "forward" and "backward" have a
-# list of `Growing`, in the order of the fields of `Cost`.
+# A layer's costs: for each key in `SIZES` a `Growing`; for the keys "forward" and "backward" a list
+# with a `Growing` for each field of `Cost`, in the order of the fields.
 Numbers = dict[str, Any]
 
 
@@ -52,7 +52,7 @@ def step_of(record: dict[str, Any], name: str, batch_size: int) -> Workload:
 
 
 def layer_of(one: dict[str, Any], numbers: Numbers, batch_size: int) -> Layer:
-    """Build a layer from its record `one`; `numbers` are its costs by batch size."""
+    """Build a layer from its record `one`; `numbers`: costs as functions of the batch size."""
 
     def cost(way: str) -> Cost:
         flops, nbytes, *counts = (_at(number, batch_size) for number in numbers[way])

@@ -32,7 +32,7 @@ from paceline.core.reading import first_fault
 
 # Shares of a data sheet's flop/s and memory bandwidth that large convolutions and copies reach.
 _FLOPS_REACHED, _MEMORY_REACHED = 0.68, 0.8
-_HALF_REACHED = 0.45  # share of tensor-core rates
+_HALF_REACHED = 0.45  # share of the data sheet's tensor-core rate that convolutions reach
 _CALL_S = 5e-6
 # Cores, memory and memory bandwidth that a host has for each of its GPUs: half a CPU socket.
 _HOST_CORES, _HOST_NBYTES, _HOST_BYTES_PER_S = 6, 64e9, 16e9
@@ -58,7 +58,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Fields of each of the two links in a route, which share the latency equally."""
+        """Fields of a link that is one half of a route, with half of the latency."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,

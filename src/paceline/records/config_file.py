@@ -48,9 +48,9 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings: `given` takes precedence over `below`, also within tables.
 
-    A given `codec` replaces the options that it sets: option `codec`, or those in a list such as
-    gradients=half. `epochs` replaces `steps` and vice versa, `device` replaces `slowdown` and vice
-    versa.
+    A given `codec` such as "half" removes option `codec` from `below`; "gradients=half" removes
+    option `gradients`. `epochs` replaces `steps` and vice versa, `device` replaces `slowdown` and
+    vice versa.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
@@ -107,7 +107,7 @@ def write_config(folder: Path, settings: Record) -> None:
         values = useful_settings(settings)
     else:
         values = settings.model_dump(exclude={"kind"}, exclude_none=True)
-    values.pop("resume", None)  # would name the folder of run.toml itself
+    values.pop("resume", None)  # drop it: a run resumes in this same folder
     if values.get("steps") is not None and "epochs" in values:
         del values["epochs"]  # `steps` replaces `epochs`
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"

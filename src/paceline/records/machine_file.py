@@ -81,8 +81,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _check_connected(machine: Machine, path: Path) -> None:
     """Raise InvalidInput if links do not connect all devices and servers.
 
-    CPU devices of one host communicate through its memory, and need no link. A host without
-    devices counts as a server.
+    A server (parameter server) is a host without devices. CPU devices of one host communicate
+    through its memory, and need no link.
     """
     first = place_of(machine.devices[0])
     reached = machine.network.reached_from(first)
