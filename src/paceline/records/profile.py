@@ -103,7 +103,7 @@ class LayerRow(Record):
 
 
 class StageRow(Record):
-    """A part of a step and its time; "hidden" (overlapped exchange) adds nothing to the step."""
+    """The time of a part of a step; "hidden" (overlapped exchange) adds nothing."""
 
     stage: Stage
     seconds: _NotNegative
@@ -118,7 +118,7 @@ class ResourceRow(Record):
 
 
 class OverheadRow(Record):
-    """The time and share of a step that go to a cause such as waiting for the exchange."""
+    """An overhead, such as waiting for the exchange: its time and share of a step."""
 
     what: str
     seconds: float
@@ -162,7 +162,7 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of each kind of tensor in a worker's step, and of all tensors at the peak.
+    """The bytes of each kind of tensor in a step, and of all at the peak.
 
     `predicted`: the peak without the data set, computed from the model. `measured`: the peak
     without the data set, in PyTorch's allocator. `momentum`: the whole optimizer state.
@@ -183,7 +183,7 @@ class TensorMemory(Record):
 
 
 class AttemptRow(Record):
-    """A batch size tried in a separate process, and the reason (`why`) that it fits or not."""
+    """A batch size tried in a separate process, and `why` it fits or not."""
 
     batch_size: int
     fits: bool

@@ -109,7 +109,7 @@ class AdviceRow(Record):
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self | None:
-        """Compare a ranking's best plans with and without a codec; None if no plan has a codec."""
+        """Compare the best plans with and without a codec; None if none has a codec."""
         exchanges = [one for one in ranking if one.strategy in EXCHANGES]
         encoded = next((one for one in exchanges if one.codec is not None), None)
         if encoded is None:
@@ -155,7 +155,7 @@ class RankingRows(Record):
 
     @property
     def recommended(self) -> PlanRow | None:
-        """The best plan that trains like one worker; if there is none, the best of all plans."""
+        """The best plan that trains like one worker; if there is none, the best plan."""
         same = (plan for plan in self.plans if plan.is_same_training)
         return next(same, self.plans[0] if self.plans else None)
 

@@ -197,7 +197,7 @@ class Side(Record):
         return min(point.loss for point in self.points)
 
     def loss_at(self, seconds: float) -> float | None:
-        """Return the loss of the last epoch that ended by `seconds`; None if none had ended."""
+        """Return the loss of the last epoch ended by `seconds`; None if none had ended."""
         losses = [point.loss for point in self.points if point.seconds <= seconds]
         return losses[-1] if losses else None
 
@@ -298,7 +298,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of the runs' losses at the same times, until the shortest run ends.
+    """Return a table of losses at the same times, until the shortest run ends.
 
     Each run has a column. Losses are divided by the lowest loss of all runs.
     """

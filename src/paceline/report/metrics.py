@@ -228,9 +228,10 @@ def of_profile(result: ProfileResult) -> Metrics:
 
 
 def _calls(result: ProfileResult, seconds: Mapping[str, float], whole: float) -> float:
-    """Return the fraction of a step in which forward and backward run no operator (GPU: kernel).
+    """Return the fraction of a step in which the passes run no operator (GPU: kernel).
 
-    `seconds`: duration of each part of the step. `whole`: duration of the step in seconds.
+    The passes are forward and backward. `seconds`: duration of each part of the step. `whole`:
+    duration of the step in seconds.
     """
     computing = (seconds["forward"] + seconds["backward"]) / whole
     if result.kernels_s is None:

@@ -177,7 +177,7 @@ def _hides(times: AfterBackward) -> str:
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield a sentence on the slowest second machine that pays, and one on the slowest link.
+    """Yield sentences on the slowest second machine that pays, and the slowest link.
 
     They pay if all hosts together train faster than the first host alone.
     """
@@ -204,7 +204,7 @@ def label(one: Requirement) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Return a sentence with the reason why a strategy is refused on a number of workers.
+    """Return a sentence on why a strategy is refused on a number of workers.
 
     If `plans` has other plans of the strategy on as many workers, the sentence also names the
     devices of the refused plan.

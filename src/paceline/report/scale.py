@@ -140,7 +140,7 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
 
 
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
-    """Return a table of predicted and found epoch times, and a list of the relative errors.
+    """Return a table of predicted and found epoch times, and the list of relative errors.
 
     A found time is a measured or a rehearsed time; errors are relative to it.
     """

@@ -214,7 +214,7 @@ class PieceQueue:
         self._first: MessagePiece | None = None
 
     def send(self, send: Callable[[MessagePiece], bool]) -> bool | None:
-        """Call `send` with the next piece, and return its result; None if there is no piece."""
+        """Call `send` with the next piece; return its result, or None without a piece."""
         if self._first is None:
             self._first = next(self._pieces, None)
         if self._first is None and (following := self._next_message()) is not None:

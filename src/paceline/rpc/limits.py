@@ -85,7 +85,7 @@ class RateLimitedLog:
         self.num_total = 0
 
     def warning(self, text: str) -> None:
-        """Log a warning now, or keep it for `flush` if one was logged within five seconds."""
+        """Log a warning, or keep it for `flush` if one was logged within five seconds."""
         self._latest = printable(text, MOST_TEXT)
         self._num_unlogged += 1
         self.num_total += 1
