@@ -104,7 +104,7 @@ def numbers_of(part: memoryview) -> tuple[int, ...]:
 
 
 class CopyLane:
-    """A device, its stream for received values, and a lock for one copy at a time."""
+    """A device, its stream for received values, and a lock that serializes copies."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.lock = device_of(device), threading.Lock()

@@ -146,7 +146,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """List workers of failed processes, and why; stop the run if one got a signal."""
+        """List failed workers with reasons; stop the run if any worker got a signal."""
         found: list[tuple[int, str]] = []
         names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
         self._signals.poll({process.pid: name for process, name in names.items()})
