@@ -162,7 +162,7 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of tensors in a step: of each kind, and of all at the peak.
+    """The bytes of tensors in a step, by kind, and of all at the peak.
 
     `predicted`: the peak without the data set, computed from the model. `measured`: the peak
     without the data set, in PyTorch's allocator. `momentum`: the whole optimizer state.
