@@ -12,7 +12,7 @@ from paceline.core.settings import Model, Record, Seconds
 from paceline.records.settings import strategy_config
 from paceline.strategies import find_exchange
 
-SYNTHETIC = "synthetic"  # `data` for random samples of the model's input shape
+SYNTHETIC = "synthetic"  # value of `data`: random samples of the model's input shape
 
 
 def _read_limit(limit: Any) -> Any:
@@ -32,7 +32,9 @@ class ProfileSettings(Record):
     model: Model
     data: str | None = Field(
         None,
-        description="Data set, as for train. Default: text for language models, otherwise random.",
+        description=(
+            "Data set, as for train. Default: a text for language models, else random samples."
+        ),
     )
     batch_size: int = Field(64, ge=1, description="Samples per step, summed over all workers.")
     workers: int = Field(1, ge=1, description="Number of worker processes.")
@@ -44,7 +46,7 @@ class ProfileSettings(Record):
         20,
         ge=4,
         le=100_000,
-        description="Number of steps to time; the same number of further steps is traced.",
+        description="Number of steps to time without tracing; as many other steps are traced.",
     )
     largest_batch: Annotated[float | Literal["auto"] | None, BeforeValidator(_read_limit)] = Field(
         None,
@@ -101,7 +103,7 @@ class LayerRow(Record):
 
 
 class StageRow(Record):
-    """A part of the step; all except "hidden" (exchange during computation) add up to it."""
+    """The time of a part of a step; "hidden" (overlapped exchange) adds nothing."""
 
     stage: Stage
     seconds: _NotNegative
@@ -116,7 +118,7 @@ class ResourceRow(Record):
 
 
 class OverheadRow(Record):
-    """The time of a kind of call or wait in a step, and its share of the step."""
+    """An overhead, such as waiting for the exchange: its time and share of a step."""
 
     what: str
     seconds: float
@@ -125,7 +127,7 @@ class OverheadRow(Record):
 
 
 class OperatorRow(Record):
-    """An operator or kernel that torch.profiler recorded, with its self time per step."""
+    """An operator or kernel in torch.profiler; `seconds` excludes operators that it calls."""
 
     name: str
     calls: float
@@ -135,7 +137,7 @@ class OperatorRow(Record):
 
 
 class AgreementRow(Record):
-    """A phase's seconds per step, as measured by Paceline's spans and by torch.profiler."""
+    """Compares the time of a phase, such as forward, in Paceline's spans and torch.profiler."""
 
     phase: str
     ours_s: float
@@ -151,7 +153,7 @@ class AgreementRow(Record):
 class WorkerMemoryRow(Record):
     """A worker's memory before its first step, and its peak during training.
 
-    Both are resident memory on a CPU, and memory reserved by PyTorch on a GPU.
+    On a CPU, both numbers are resident memory; on a GPU, memory reserved by PyTorch.
     """
 
     worker: int
@@ -160,10 +162,10 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of tensors in a worker's step, by kind and at the peak.
+    """The bytes of tensors in a step, by kind, and of all at the peak.
 
-    `predicted`: peak without the data set, computed without running the model. `measured`: peak
-    without the data set, by PyTorch's allocator. `momentum`: the whole optimizer state.
+    `predicted`: the peak without the data set, computed from the model. `measured`: the peak
+    without the data set, in PyTorch's allocator. `momentum`: the whole optimizer state.
     """
 
     parameters: int
@@ -181,7 +183,7 @@ class TensorMemory(Record):
 
 
 class AttemptRow(Record):
-    """A batch size tried in a separate process, whether it fits into memory, and the reason."""
+    """A batch size tried in a separate process, and `why` it fits or not."""
 
     batch_size: int
     fits: bool
@@ -191,7 +193,7 @@ class AttemptRow(Record):
 
 
 class LargestBatch(Record):
-    """The largest batch that fits into `limit_nbytes` on one worker; 0 if no batch fits."""
+    """The largest batch that fits into `limit_nbytes` on a worker; `batch_size` 0: none fits."""
 
     batch_size: int
     limit_nbytes: int
@@ -203,12 +205,12 @@ class LargestBatch(Record):
 class ProfileResult(Record):
     """The result of a profile; times are per step.
 
-    Recorded steps are traced; plain steps alternate with them and are only timed. `step`: times
-    of plain steps. `recorded_step`: times of recorded steps. `cost`: recording time relative to a
-    plain step. `stages`: means over the workers' recorded timelines. `recorded_typical_s`: mean
-    time of recorded steps, without the fastest and the slowest quarter. `unrest`: relative spread
-    of all workers' plain steps. `operators`: operators on worker 0. `kernels_s`: time of kernels
-    and copies on worker 0's GPU; None on a CPU.
+    Recorded (traced) and plain (only timed) steps alternate. `step`: times of plain steps.
+    `recorded_step`: times of recorded steps. `recorded_typical_s`: mean time of recorded steps,
+    without the fastest and the slowest quarter. `cost`: how much longer a recorded step is than a
+    plain one, as a fraction. `stages`: parts of a recorded step, averaged over the workers.
+    `unrest`: relative spread of plain steps. `operators`: operators on worker 0. `kernels_s`:
+    time of kernels and copies on worker 0's GPU; None on a CPU.
     """
 
     kind: Literal["profile"] = "profile"
@@ -239,12 +241,12 @@ class ProfileResult(Record):
 
     @property
     def stages_s(self) -> float:
-        """The sum of the stages except "hidden", which should equal a recorded step."""
+        """The sum of all stages but "hidden"; should equal the time of a recorded step."""
         return sum(row.seconds for row in self.stages if row.stage != "hidden")
 
     @property
     def stages_error(self) -> float:
-        """Relative difference between the sum of the stages and the recorded steps."""
+        """Relative difference of `stages_s` from the mean time of recorded steps."""
         return self.stages_s / self.recorded_typical_s - 1
 
     @property

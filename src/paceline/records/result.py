@@ -26,13 +26,13 @@ from paceline.strategies import EXCHANGES
 class PlanRow(Record):
     """One planned configuration.
 
-    `range_share`: relative uncertainty. In nine of ten cases the median measured step should be
-    within `step_s` * (1 ± `range_share`). `efficiency`: throughput, divided by the throughput
+    `range_share`: in nine of ten cases, the median of the measured steps should be within
+    `step_s` * (1 ± `range_share`). `efficiency`: throughput as a fraction of the throughput
     without exchange. `link_nbytes_per_step`: bytes sent over each link and direction (in a ring:
     over the slowest link). `memory_nbytes`: bytes needed on each device, and on each host that
-    holds tensors. `hosts`: number of hosts of the workers. `is_balanced`: whether faster
-    workers get more samples. `after_backward`: times of backward, and of the exchange that
-    continues after it; None if the strategy does not report them. `is_same_training`: whether the
+    holds tensors. `hosts`: number of hosts on which workers run. `is_balanced`: whether faster
+    workers get more samples. `after_backward`: duration of backward, and how much longer the
+    exchange lasts; None if the strategy does not report it. `is_same_training`: whether the
     plan trains like one worker with the whole batch. `steps_to_loss`: number of steps to a given
     loss, relative to synchronous training; None if unknown.
     """
@@ -92,9 +92,9 @@ class PlanRow(Record):
 class AdviceRow(Record):
     """Compares the best plan with a codec and the best plan without a codec.
 
-    `pays`: whether the codec is faster even if its step takes the longest expected time, and the
-    step without a codec the shortest. `link_busy`: share of a step in which the busiest link
-    transmits, in the best plan without a codec that has the same number of workers.
+    `pays`: whether the codec is faster in the worst case: with its longest expected step, against
+    the shortest without a codec. `link_busy`: share of a step in which the busiest link transmits,
+    in the best plan without a codec on the same number of workers.
     """
 
     pays: bool
@@ -109,7 +109,7 @@ class AdviceRow(Record):
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self | None:
-        """Compare the exchanges of a ranking; None if no exchange has a codec."""
+        """Compare the best plans with and without a codec; None if none has a codec."""
         exchanges = [one for one in ranking if one.strategy in EXCHANGES]
         encoded = next((one for one in exchanges if one.codec is not None), None)
         if encoded is None:
@@ -130,8 +130,8 @@ class AdviceRow(Record):
 class RankingRows(Record):
     """All plans of a machine, best first.
 
-    `workers_worth`: the smallest number of workers with a throughput within 2 % of the best; None
-    if all plans have the same number of workers, unless that is 1. `alone_samples_per_s`:
+    `workers_worth`: the smallest number of workers whose throughput is within 2 % of the best;
+    None if only one number of workers, greater than 1, was planned. `alone_samples_per_s`:
     throughput of the best single worker, if planned.
     """
 
@@ -155,18 +155,18 @@ class RankingRows(Record):
 
     @property
     def recommended(self) -> PlanRow | None:
-        """The best plan with `is_same_training`; without such a plan, the best plan."""
+        """The best plan that trains like one worker; if there is none, the best plan."""
         same = (plan for plan in self.plans if plan.is_same_training)
         return next(same, self.plans[0] if self.plans else None)
 
 
 class RunResult(RunMetrics):
-    """The result of a training or rehearsal: settings, predictions and metrics.
+    """The result of a training, or of a rehearsal, which only emulates the layers.
 
     `strategy`: the strategy used last. `devices`: the emulated devices of a rehearsal. `plans`:
     forecasts before the first step, best first. `accuracy`: accuracy after the last epoch; None
-    without a test. `step_s` and its quartiles cover the untraced steps; `comparison` covers the
-    traced steps.
+    without a test. `step_s`: median time of untraced steps. `comparison`: parts of the traced
+    steps next to their prediction.
     """
 
     kind: Literal["run"] = "run"
@@ -211,7 +211,7 @@ class RunResult(RunMetrics):
 
     @property
     def predicted_range_s(self) -> tuple[float, float] | None:
-        """The run's shortest and longest expected step time; None if its plan is unknown."""
+        """The run's shortest and longest expected step time; None if `plans` lacks its plan."""
         for plan in self.plans:
             if (plan.strategy, plan.step_s) == (self.strategy, self.predicted_step_s):
                 return plan.range_s

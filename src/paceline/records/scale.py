@@ -24,8 +24,8 @@ class Point(NamedTuple):
     """A strategy (`method`) with a number of workers and a batch size.
 
     Scaling "strong": `batch` is the batch size of all workers together. "strong-per-worker":
-    `batch` is the batch size of each worker (figure 3 of Mojumder et al. 2018). "weak": the
-    same, but an epoch's samples grow with the number of workers.
+    `batch` is the batch size of each worker (figure 3 of Mojumder et al. 2018). "weak": as
+    "strong-per-worker", but the samples of an epoch grow with the number of workers.
     """
 
     method: str
@@ -35,11 +35,11 @@ class Point(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step over all workers."""
+        """The number of samples in a step, summed over all workers."""
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return the number of steps in an epoch; in weak scaling `samples` is per worker."""
+        """Return an epoch's number of steps; `samples`: in total, or in weak scaling per worker."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -71,10 +71,13 @@ class ScaleSettings(Record):
     )
     scaling: _Scalings = Field(
         ("strong",),
-        description="Workers share a batch (strong), or each has one (strong-per-worker, weak).",
+        description=(
+            "strong: workers share a batch. strong-per-worker: each worker has a batch. "
+            "weak: each worker has a batch, and --samples samples per epoch."
+        ),
     )
     overhead: bool = Field(
-        False, description="Run each exchange with a single worker, too, to measure its overhead."
+        False, description="Exchange gradients even with one worker, to measure the overhead."
     )
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),
@@ -88,7 +91,12 @@ class ScaleSettings(Record):
         None,
         description="Machine to predict for: a name or a file. Default: this machine, profiled.",
     )
-    repeats: int = Field(3, ge=1, le=1000, description="Number of repetitions of each cell.")
+    repeats: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Number of repetitions of each configuration (strategy, workers, batch size).",
+    )
     steps: int = Field(20, ge=5, description="Number of steps to time in a repetition.")
     samples: int = Field(
         262_144,
@@ -98,7 +106,9 @@ class ScaleSettings(Record):
     )
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Number of classes of the random samples.")
-    profile_s: Seconds = Field(1.0, description="Seconds to profile the model before planning.")
+    profile_s: Seconds = Field(
+        1.0, description="How many seconds to profile the model before planning."
+    )
     deadline_s: Seconds = Field(600.0, description="Time limit of a repetition in seconds.")
 
     @field_validator("strategy")
@@ -142,7 +152,7 @@ class ScaleSettings(Record):
 
     @property
     def trains(self) -> bool:
-        """Whether the study trains models, for measured cells or for profiles."""
+        """Whether the study trains models, to measure cells or to profile this machine."""
         return Origin.MEASURED in self.kinds or (self.machine is None and self.device is None)
 
     @property
@@ -157,10 +167,10 @@ class ScaleSettings(Record):
 class ScaleCell(Record):
     """The time and memory of an epoch with one strategy, number of workers and batch size.
 
-    `batch`: as in `Point`. `epoch_s`: number of steps times the median step time of the
-    repetitions. `spread`: quartiles of the repetitions; in a predicted cell, the range that should
-    contain the measured epoch in nine of ten cases. The times from `forward_s` to `idle_s` are
-    parts of `epoch_s`; the remaining time is loading. `memory_bytes`: largest memory of a worker.
+    `batch`: as in `Point`. `epoch_s`: number of steps times the median step time. `spread`: lower
+    and upper quartile of `epoch_s` over the repetitions; in a predicted cell, the range that should
+    contain the measured time in nine of ten cases. The times from `forward_s` to `idle_s` are
+    parts of `epoch_s`; the rest of it is loading. `memory_bytes`: largest memory of a worker.
     `capacity_bytes`: available memory of a worker. A cell with an `error` has none of these values.
     """
 
@@ -188,7 +198,7 @@ class ScaleCell(Record):
 
     @property
     def num_shares(self) -> int:
-        """The number of samples in the cell's epoch, divided by the setting `samples`."""
+        """The factor by which an epoch exceeds the setting `samples`: `workers` if weak, else 1."""
         return self.workers if self.scaling == "weak" else 1
 
 
@@ -202,14 +212,15 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Relative throughput: samples per second, divided by the setting `samples`."""
+        """Throughput as a multiple of the setting `samples` per second."""
         return self.num_shares / self.epoch_s
 
     @property
     def parts(self) -> dict[Part, float]:
-        """The seconds of an epoch by cause.
+        """The seconds that each of three causes adds to an epoch.
 
-        "the link": exposed communication. "synchronisation": waiting. "computation": the rest.
+        "the link": exchange that no computation hides. "synchronisation": waiting for others.
+        "computation": the rest.
         """
         return {
             "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
@@ -249,7 +260,7 @@ def most_real(cells: Sequence[TimedCell]) -> list[TimedCell]:
 
 
 def unrest_of(cells: Iterable[ScaleCell]) -> float:
-    """Return the largest relative spread (`unrest_between`) of measured or rehearsed cells."""
+    """Return the largest relative spread of repetitions in any measured or rehearsed cell."""
     run = ((cell, cell.spread) for cell in timed(cells) if cell.kind is not Origin.PREDICTED)
     found = (unrest_between(spread[0], cell.epoch_s, spread[1]) for cell, spread in run if spread)
     return max(found, default=0.0)

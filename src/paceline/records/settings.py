@@ -59,7 +59,9 @@ class PlanSettings(Record):
             "128), or the folder of a `paceline profile` of the model."
         ),
     )
-    profile_s: Seconds = Field(4.0, description="Seconds to profile the model before planning.")
+    profile_s: Seconds = Field(
+        4.0, description="How many seconds to profile the model before planning."
+    )
     output: Path | None = Field(
         None, description="Folder in which to create a folder with the plan and its report."
     )
@@ -78,12 +80,12 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         if given.get("options"):
             hint = "name the strategy that has these options"
             raise InvalidInput("options", "cannot be combined with strategy auto", hint=hint)
-        # Codec "auto" is no error: strategies without codecs are then tried without a codec.
+        # Accept codec "auto" even if a strategy has no codecs: it is tried without a codec.
         asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
-        is_balanced = False  # accept keep_all: without it, strategy auto may leave out workers
+        is_balanced = False  # allows keep_all, because strategy auto may leave out workers
     else:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).options.settings
@@ -106,7 +108,7 @@ def validated_rehearsal(values: Mapping[str, Any]) -> RehearseSettings:
 
 
 def _check(settings: RunSettings) -> None:
-    """Raise InvalidInput for unusable options, and for `profile_s` = 0 if a profile is needed."""
+    """Raise InvalidInput for invalid options, or if a profile is needed but `profile_s` is 0."""
     for name in ("options", "optimizer_options"):
         check_numbers(getattr(settings, name, {}), name, largest=sys.float_info.max)
     is_named = settings.strategy != AUTO
@@ -158,7 +160,7 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
     strategy = find_runnable(str(name))
     _refuse_useless(given, strategy, strategy.name, kind)
-    own = strategy.options.defaults  # some belong to settings that a rehearsal lacks
+    own = strategy.options.defaults  # may include settings that a rehearsal lacks
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
     given = without_shorthands({**defaults, **given}, strategy)
     if strategy.options.count_workers is number_of:
@@ -216,7 +218,7 @@ def _refuse_useless(
     """
     for name in given:
         knowing = _knowing(name)
-        # run.toml contains all defaults, so the default of an unsupported setting is no error.
+        # Accept defaults of unsupported settings, because run.toml contains all defaults.
         is_default = name in kind.model_fields and given[name] == kind.model_fields[name].default
         is_idle = is_default or given[name] is False
         if knowing and name not in strategy.options.settings and not is_idle:
@@ -234,7 +236,7 @@ def _knowing(name: str) -> list[str]:
 
 
 def useful_settings(settings: RunSettings) -> dict[str, Any]:
-    """Return the settings that the strategy supports, by name, without None."""
+    """Return a dict of the settings that the strategy supports and that are not None."""
     is_auto = settings.strategy == AUTO
     strategies = tuple(EXCHANGES.values()) if is_auto else (strategy_of(settings),)
     values = settings.model_dump(exclude={"kind"}, exclude_none=True)
@@ -246,7 +248,7 @@ def useful_settings(settings: RunSettings) -> dict[str, Any]:
 
 
 def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
-    """Parse the setting `codec`; return the codec of each field that it names, None for "none"."""
+    """Parse the setting `codec`; return options and their codecs, with None for "none"."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
         return {"codec": None if text == "none" else text}

@@ -18,7 +18,7 @@ from paceline.report.format import number, share
 
 MOST_SHOWN = 3
 _WORTH = 0.03  # suggest a change only if it could save more than this fraction of a step
-_UNEVEN = 1 - 1 / 1.15  # unevenness if the slowest worker computes 1.15 times as long as the mean
+_UNEVEN = 1 - 1 / 1.15  # threshold: the slowest worker computes 1.15 times as long as the mean
 _HARDLY = 0.01  # relative change below which a loss counts as unchanged
 Sort = Literal["doubt", "gain", "fact"]
 _SORTS = get_args(Sort)
@@ -26,7 +26,7 @@ _SORTS = get_args(Sort)
 
 @dataclass
 class Metrics:
-    """A result's numbers for rules to compare (`values`), and texts for messages (`words`)."""
+    """A result's numbers, which rules compare (`values`), and texts for messages (`words`)."""
 
     values: dict[str, float] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)

@@ -177,9 +177,9 @@ class Side(Record):
     """One of the compared runs.
 
     `differs`: text with the run's values of those settings that differ between the runs.
-    `points`: losses after epochs. `reached_s`: seconds of training until the run reached the loss
-    `SideBySide.reached`. `update_shares`: each worker's share of the updates. `utilisation`:
-    fraction of the time in which each worker's device computed. Both are empty if not recorded.
+    `points`: the loss after each epoch. `reached_s`: seconds of training until the run reached the
+    loss `SideBySide.reached`. `update_shares`, `utilisation`: each worker's share of the updates,
+    and the fraction of the time in which its device computed; empty if not recorded.
     """
 
     name: str
@@ -197,7 +197,7 @@ class Side(Record):
         return min(point.loss for point in self.points)
 
     def loss_at(self, seconds: float) -> float | None:
-        """Return the loss of the last epoch that ended within `seconds` of training, or None."""
+        """Return the loss of the last epoch ended by `seconds`; None if none had ended."""
         losses = [point.loss for point in self.points if point.seconds <= seconds]
         return losses[-1] if losses else None
 
@@ -298,7 +298,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of losses after equal times, up to the end of the shortest run.
+    """Return a table of losses at the same times, until the shortest run ends.
 
     Each run has a column. Losses are divided by the lowest loss of all runs.
     """
@@ -365,9 +365,9 @@ def _curves(sides: SideBySide) -> Described:
 
 
 def _bars(sides: SideBySide, field: str) -> Described | None:
-    """Draw `field`, a dict of fractions by worker: a row for each run, a bar for each worker.
+    """Draw a row for each run, with a bar for each worker's fraction.
 
-    Returns None if the field is empty in all runs.
+    `field`: the field of `Side` with the fractions. Returns None if they are empty in all runs.
     """
     values = {run.name: own for run in sides.runs if (own := getattr(run, field))}
     if not values:

@@ -27,7 +27,7 @@ LEFT = 60  # left margin of a figure in pixels
 _MARGIN = {"l": LEFT, "r": 12, "t": 54, "b": 46}
 MARGINS = _MARGIN["t"] + _MARGIN["b"]
 BORDER = "rgba(255,255,255,0.6)"
-HOVER = "%{customdata}<extra></extra>"  # hover text: `customdata`, without the trace's name
+HOVER = "%{customdata}<extra></extra>"  # hover text: shows only `customdata`, not the trace's name
 _GRID = "rgba(128,128,128,0.25)"
 _LINE = {"color": "#888888", "width": 1, "dash": "dot"}
 _CONFIG = {
@@ -55,7 +55,7 @@ _TRAIN = {
 _TEST = {"line": {"color": _VIOLET}, "marker": {"symbol": "circle", "size": 7}}
 _YELLOW, _SKY, _BLUE, _GREEN = "#f0e442", "#56b4e9", "#0072b2", "#009e73"
 _ORANGE, _VERMILLION, _PURPLE, _WINE = "#e69f00", "#d55e00", "#cc79a7", "#882255"
-COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # in order of use
+COLOURS = (_BLUE, _VERMILLION, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE)  # assigned in this order
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 
@@ -220,7 +220,7 @@ def _title(text: str, across: Sequence[float], top: float, *, is_left: bool) -> 
     return {"text": text, "font": {"size": 14}, "showarrow": False} | place
 
 
-_FEW = 15  # curves with more points have no markers
+_FEW = 15  # maximum points of a curve that is drawn with markers
 _MOST_TICKS = 8
 _FEW_DECADES = 2
 

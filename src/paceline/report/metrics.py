@@ -131,7 +131,7 @@ def _of_memory(result: RunResult, found: Metrics) -> None:
 
 
 def _of_epochs(epochs: Sequence[Epoch], score: str, found: Metrics) -> None:
-    """Add metrics to `found` for the advice to train for more or fewer epochs."""
+    """Add metrics to `found` that show whether more or fewer epochs would be better."""
     losses = [epoch.test_loss for epoch in epochs if epoch.test_loss is not None]
     if len(epochs) < 2 or len(losses) < len(epochs):
         return
@@ -173,7 +173,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # `config` has a field for each purpose that supports a codec; None means no codec.
+        # `config` names the codec for each purpose of messages that supports one, or has None.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
@@ -196,7 +196,8 @@ def _one_more_each(result: RunResult) -> str | None:
 def of_profile(result: ProfileResult) -> Metrics:
     """Compute the metrics of a profile.
 
-    Time between operators (on a GPU: between kernels) counts as "calls", not as "computing".
+    The metric "calls" is the time in which no operator (on a GPU: no kernel) runs; "computing"
+    excludes this time.
     """
     whole = result.stages_s or 1.0
     seconds: dict[str, float] = {row.stage: row.seconds for row in result.stages}
@@ -227,16 +228,17 @@ def of_profile(result: ProfileResult) -> Metrics:
 
 
 def _calls(result: ProfileResult, seconds: Mapping[str, float], whole: float) -> float:
-    """Return the fraction of a step spent between operators (on a GPU: between kernels).
+    """Return the fraction of a step in which the passes run no operator (GPU: kernel).
 
-    `seconds`: duration of each part of the step. `whole`: duration of the step in seconds.
+    The passes are forward and backward. `seconds`: duration of each part of the step. `whole`:
+    duration of the step in seconds.
     """
     computing = (seconds["forward"] + seconds["backward"]) / whole
     if result.kernels_s is None:
         passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
         between = sum(row.torch_s - row.in_operators_s for row in passes)
         return computing * between / (sum(row.torch_s for row in passes) or 1.0)
-    # `kernels_s` has the kernels of the whole step, so `busy` must include loading and update.
+    # `busy` includes loading and update, because `kernels_s` includes their kernels, too.
     busy = computing + (seconds["load"] + seconds["update"]) / whole
     return min(computing, max(0.0, busy - result.kernels_s / whole))
 
@@ -273,10 +275,10 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add to `found` the fraction of training time that a plan saves by changing training.
+    """Add to `found` the fraction of time to a loss that another training method saves.
 
-    Times until the same loss are compared. The plan, for example with strategy local, must have a
-    known number of steps to a loss. `best`: the recommended plan, with which it is compared.
+    `best`, the recommended plan, is compared with the fastest plan that learns differently, for
+    example with strategy local, and whose number of steps to a loss is known.
     """
 
     def rate(plan: PlanRow) -> float:
@@ -341,8 +343,8 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
 def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
     """Return those cells of a scaling study that can be compared: of one kind and one scaling.
 
-    The kind is the first of measured, rehearsed and predicted that has cells. The scaling is the
-    first in `Scaling` that has cells of this kind.
+    Measured cells are preferred to rehearsed ones, and these to predicted ones. If they have
+    several scalings, only those with the scaling that comes first in `Scaling` are returned.
     """
     known = most_real(timed(cells))
     first = min((_SCALINGS.index(one.scaling) for one in known), default=0)
@@ -350,7 +352,7 @@ def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
-    """Add to `found` the relative time that the fastest strategy saves over the second fastest.
+    """Add to `found` the part of the second fastest strategy's time that the fastest saves.
 
     Adds nothing if the ranges of the two strategies' epoch times overlap. `first`: the fastest of
     all `cells`.

@@ -30,7 +30,7 @@ Form = Literal["text", "markdown", "json"]
 _MOST_REMARKS = 2
 
 _MOST_ALIKE, _MOST_OTHERS = 5, 3
-_FOUND_BY_TRAINING = {"workers", "chunk"}  # `paceline train` chooses these fields itself
+_FOUND_BY_TRAINING = {"workers", "chunk"}  # omitted from commands: training chooses them
 _POINTS: dict[str, Any] = {"mode": "lines+markers", "hovertemplate": HOVER}
 _RANGE = "±: range that should contain the median of measured steps in 9 of 10 cases"
 
@@ -41,7 +41,7 @@ def plan_tables(plans: Sequence[PlanRow], alone_samples_per_s: float | None) -> 
     The first table has plans that train like one worker with the whole batch. The second table has
     plans that change what is learned. A strategy has at most two rows: its best plan with a codec,
     and its best plan without. `plans`: best first. `alone_samples_per_s`: throughput of the best
-    single worker, over which the first table shows speed-ups.
+    single worker; speed-ups in the first table are relative to it.
     """
     alike = list(_fastest(plan for plan in plans if plan.is_same_training))
     alone = [plan for plan in alike[_MOST_ALIKE:] if plan.workers == 1]
@@ -147,10 +147,10 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 
 
 def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
-    """Return a sentence on how long strategies still communicate after backward.
+    """Return a sentence on how long each strategy still communicates after backward.
 
-    Compares plans without a codec: the best plan, and plans with the same number of workers
-    on the same devices. `plans`: best first. Returns None if no plan reports these times.
+    Only plans without a codec count: the best one, and those with as many workers on the same
+    devices. `plans`: best first. Returns None if no plan reports these times.
     """
     rows = [one for one in plans if one.codec is None and one.after_backward is not None]
     if not rows:
@@ -177,9 +177,9 @@ def _hides(times: AfterBackward) -> str:
 
 
 def of_second_machine(found: SecondMachine) -> Iterator[str]:
-    """Yield two sentences: on the slowest second machine and on the slowest link that pay.
+    """Yield sentences on the slowest second machine that pays, and the slowest link.
 
-    A second machine pays if all hosts together train faster than the first host alone.
+    They pay if all hosts together train faster than the first host alone.
     """
     speeds, links = [], []
     for one in found.requirements:
@@ -193,9 +193,9 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 
 
 def label(one: Requirement) -> str:
-    """Describe the exchange to which a requirement applies, for example as "without a codec".
+    """Name the exchange to which a requirement applies, such as "without a codec".
 
-    A note is added if training's number of steps to a loss is unknown, so samples/s are compared.
+    If its number of steps to a loss is unknown, a note says that only samples/s are compared.
     """
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
@@ -204,10 +204,10 @@ def label(one: Requirement) -> str:
 
 
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
-    """Return a sentence with the reason why a strategy is refused on a number of workers.
+    """Return a sentence on why a strategy is refused on a number of workers.
 
-    If `plans` has other plans of the strategy, the sentence names the refused variant or placement
-    (the chosen devices).
+    If `plans` has other plans of the strategy on as many workers, the sentence also names the
+    devices of the refused plan.
     """
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}
@@ -336,7 +336,7 @@ def _by_workers(plans: Sequence[PlanRow]) -> Described:
 
 
 def _second_machine(found: SecondMachine) -> Described:
-    """Draw the least bandwidth to a second machine that speeds up training, by machine speed."""
+    """Draw the least bandwidth with which a second machine helps, for each machine speed."""
     names = [str(Fraction(speed)) for speed in found.speeds]
     lines = []
     for i, one in enumerate(found.requirements):

@@ -19,7 +19,7 @@ from paceline.report.terminal import shown
 
 _MOST_BARS = 30  # maximum layers in the figure; the table has all layers
 _LAYERS_SHOWN, _OPERATORS_SHOWN = 12, 8  # maximum rows of tables in a terminal
-_HEIGHT, _ROW = 130, 22  # pixels: the figure of layers without bars, and each bar
+_HEIGHT, _ROW = 130, 22  # pixels: height of the figure without its bars, and of each bar
 
 
 def page_of(result: ProfileResult, folder: Path) -> Page:

@@ -37,7 +37,7 @@ _ALIKE = ("model", "workers", "batch_size")  # settings that a run must share wi
 _MOST_FAULTS = 20
 _HEIGHT = 290  # height of a figure in pixels
 _SECONDS = {"title": "seconds of training", "rangemode": "tozero"}
-_MOST_MISSED = 30  # last bar of the staleness figure, which also counts larger values
+_MOST_MISSED = 30  # the last bar of the staleness figure counts 30 or more missed updates
 
 
 def page_of(result: RunResult, folder: Path, rehearsal: Path | None = None) -> Page:
@@ -190,7 +190,7 @@ def _tests(evaluations: Sequence[Evaluation], score: str) -> dict[str, Any]:
 
 
 def learning(epochs: Sequence[Epoch], score: str) -> dict[str, Any]:
-    """Return losses and scores by epoch: as "figure", and as a table under "numbers"."""
+    """Return a figure ("figure") and a table ("numbers") of losses and scores by epoch."""
     rows: Rows = []
     for epoch in epochs:
         lost = f"{epoch.train_loss:.4f}", loss_text(epoch.test_loss)
@@ -243,7 +243,7 @@ def worker_sections(result: RunResult) -> dict[str, Any]:
 
 
 def _gaps(made: Updates) -> Described:
-    """Draw by how many updates the fastest worker is ahead of the slowest, over time."""
+    """Draw, over time, how many updates the fastest worker is ahead of the slowest."""
     # Sort by time, because updates of different workers may be recorded out of order.
     times, gaps = zip(*sorted(made.gaps), strict=True)
     y: Described = {"title": "updates ahead of the slowest", "rangemode": "tozero"}

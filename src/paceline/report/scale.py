@@ -22,7 +22,7 @@ from paceline.report.tables import Rows, Table
 from paceline.report.terminal import shown as in_terminal
 
 _PATTERNS = {Origin.MEASURED: "", Origin.REHEARSED: "/", Origin.PREDICTED: "."}
-_ROW, _REST = 190, 110  # pixels: height of a panel, and of a figure without panels
+_ROW, _REST = 190, 110  # pixels: height of each panel, and of the rest of a figure
 _STACK = ("forward", "backward", "exposed", "update", "idle")
 _FILLS = {name: PARTS[name] for name in _STACK} | {"other": Fill("loading and other", "#f0e442")}
 
@@ -112,7 +112,7 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of how much longer each strategy's epoch takes than the fastest one's.
+    """Return a table of how much longer an epoch takes than with the fastest strategy.
 
     Like table II of Mojumder et al. 2018. `alone`: the cells with one worker.
     """
@@ -140,9 +140,9 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
 
 
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
-    """Return a table of predicted next to measured or rehearsed epochs, and a list of errors.
+    """Return a table of predicted and found epoch times, and the list of relative errors.
 
-    An error is relative to the measured or rehearsed epoch.
+    A found time is a measured or a rehearsed time; errors are relative to it.
     """
     predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
     rows: Rows = []
@@ -202,7 +202,7 @@ def _bars(
 ) -> Iterator[Described]:
     """Yield plotly bars for `cells`, which have one strategy and kind, in the strategy's colour.
 
-    `all_cells`: determine the colours. `factor`: seconds in a unit of the y axis.
+    `all_cells`: determine the colours. `factor`: the y axis's unit in seconds.
     """
     method, kind = cells[0].method, cells[0].kind
     methods, kinds = _distinct(all_cells, "method"), _distinct(all_cells, "kind")
@@ -235,7 +235,7 @@ def _bar(
 ) -> Described:
     """Build a plotly trace with a bar for each cell.
 
-    `seconds`: heights of the bars. `factor`: seconds in a unit of the y axis. `part`: text before
+    `seconds`: heights of the bars. `factor`: the y axis's unit in seconds. `part`: text before
     the time in a hover text.
     """
     told = [

@@ -73,7 +73,7 @@ def excerpt(timeline: Timeline) -> Excerpt:
 
 
 def two_steps(timelines: Sequence[Timeline]) -> dict[str, Any] | None:
-    """Draw two steps of each timeline; return the "figure", and the "fills" for its legend.
+    """Draw two steps of each timeline; return the "figure" and its legend's colours ("fills").
 
     Returns None if no timeline has spans.
     """
@@ -111,7 +111,7 @@ def steps_in_time(excerpts: Sequence[Excerpt]) -> Described:
 def _bars(shown: Excerpt, factor: float) -> Iterator[Described]:
     """Yield a plotly trace of bars for each kind of task, clipped to the excerpt.
 
-    `factor`: seconds in a unit of the x axis.
+    `factor`: the x axis's unit in seconds.
     """
     for kind, fill in figures.KINDS.items():
         pairs = [(row, s) for row, spans in shown.rows.items() for s in spans if s.kind is kind]
@@ -168,7 +168,7 @@ def _lines(seconds: Mapping[str, Sequence[float]]) -> Described:
         lines.append(figures.line(i, device, numbers, times, hovertemplate=hover))
     x = {"title": "step"} | figures.whole_numbers(max(map(len, seconds.values())))
     panel = Panel(lines, x, {"title": f"time, {unit}", "rangemode": "tozero"})
-    below = figures.LEGEND | {"y": 0, "yanchor": "bottom"}  # above are the zoom buttons
+    below = figures.LEGEND | {"y": 0, "yanchor": "bottom"}  # zoom buttons are at the top
     margin = {"t": 34, "b": 84}
     return figures.figure_of([panel], 300, margin=margin, is_zoomed=True, legend=below)
 

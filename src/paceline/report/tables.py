@@ -63,7 +63,7 @@ class Table:
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The columns; a column has a unit if all its quantities have the same unit."""
+        """The columns; a column's unit is None unless all its quantities have the same unit."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.head)
         found = [{cell.unit for cell in cells if isinstance(cell, Quantity)} for cells in columns]
         units = [each.pop() if len(each) == 1 else None for each in found]
@@ -103,7 +103,7 @@ def comparison_table(comparison: Comparison, *, two_runs: bool = False) -> Table
 
 
 def trials_table(result: RunResult) -> Table:
-    """Return a table of the tried chunk sizes (numbers of layers exchanged together), in order."""
+    """Return a table of the chunk sizes (layers exchanged together) that the run tried."""
     rows: Rows = []
     for trial in result.trials:
         mark = "chosen" if trial.chunk == result.config.get("chunk") else ""

@@ -23,9 +23,9 @@ from paceline.training.recipes.recipe import Recipe, described
 
 
 class _Leaf(NamedTuple):
-    """Describes a tensor of one sample; `name`: its path in the sample's pytree.
+    """The shape and dtype of one tensor in a sample.
 
-    `wire_dtype`: the dtype in messages.
+    `name`: the tensor's path in the sample's pytree. `wire_dtype`: its dtype in messages.
     """
 
     name: str

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.25  # longest wait for a message between two checks of the deadline
 _WELCOME_S = 5.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # shortest and longest pause before the next connection
-_STABLE_S = 1.0  # after a connection that lasted longer, the pause is the shortest again
+_STABLE_S = 1.0  # a connection that lasted longer resets the pause to the shortest
 _RESTARTED = "the hub was restarted or has dropped this worker; the worker repeats its step"
 
 
@@ -68,7 +68,7 @@ class Outbox:
         self.session = NO_NONCE
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
         self._sent = 0  # the number of the last request that was sent over this connection
-        self._next = 1  # the next request's number; 0 is the hub's report of no request
+        self._next = 1  # the next request's number; a hub that has received none reports 0
         self._max_message_nbytes = 0
         self._has_restarted = False
 
@@ -296,7 +296,7 @@ class Client:
         self._heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         session, max_nbytes, settings = frames.single_parts(header, payload, 3)
-        self.settings = settings  # set before `join`, which lets the constructor return
+        self.settings = settings  # set before `join`, after which the constructor returns
         most = int.from_bytes(max_nbytes, "little")
         if not self._outbox.join(session, most, header.sequence):
             logger.warning("worker %d: the hub was restarted", self._worker)

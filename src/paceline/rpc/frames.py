@@ -112,7 +112,7 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
         raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
         raise ProtocolError(
-            f"{num_parts} parts: more than {MAX_PARTS}, or fewer than the header's sizes"
+            f"{num_parts} parts: must be at most {MAX_PARTS}, and one per size in the header"
         )
     total = sum(sizes)
     is_within = total <= MAX_MESSAGE_NBYTES and offset + nbytes <= total and nbytes <= PIECE_NBYTES
@@ -214,7 +214,7 @@ class PieceQueue:
         self._first: MessagePiece | None = None
 
     def send(self, send: Callable[[MessagePiece], bool]) -> bool | None:
-        """Send the next piece; return None without a message, False if `send` has failed."""
+        """Call `send` with the next piece; return its result, or None without a piece."""
         if self._first is None:
             self._first = next(self._pieces, None)
         if self._first is None and (following := self._next_message()) is not None:
@@ -244,8 +244,8 @@ class Assembly:
         constant = replace(header, offset=0, acknowledged=0)
         if self._first is None:
             self._first, self._filled = constant, 0
-            # np.empty uses physical memory only when it is written, so that a header which
-            # announces a large message that never arrives does not exhaust the memory.
+            # np.empty uses physical memory only when it is written. So memory is not exhausted
+            # if a header announces a large message that never arrives.
             self._parts = [np.empty(nbytes, np.uint8) for nbytes in header.sizes]
         first = self._first
         if constant != first or header.offset != self._filled:

@@ -86,7 +86,7 @@ def load_hub_keys(folder: Path) -> HubKeys:
     secret = _read(folder / "hub.key", is_secret=True)
     files = [path for path in sorted(folder.glob("*.pub")) if path.stem != "hub"]
     if not files:
-        problem = "must be a folder with a worker.pub, or no worker could join"
+        problem = "must be a folder with the .pub file of at least one worker"
         raise InvalidInput("keys", problem, got=str(folder))
     return HubKeys(secret, frozenset(_read(path) for path in files))
 

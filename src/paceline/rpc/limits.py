@@ -17,7 +17,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 5.0  # a connection silent for five heartbeats counts as dead
 RECONNECT_S = 5.0  # a worker without a connection for this time is lost
 LOST_S = 60.0  # a connected worker without a message for this time is lost
-CREDIT_MESSAGES = 2  # maximum unanswered requests of the largest size: one executes, one arrives
+CREDIT_MESSAGES = 2  # maximum unanswered requests of full size: one arrives while one executes
 
 _MAX_SETTINGS_NBYTES = 64 * 1024
 _MAX_RUN_ID = 200
@@ -75,7 +75,7 @@ class Limits:
 
 
 class RateLimitedLog:
-    """Logs at most one warning per five seconds: the latest, and the number of omitted warnings."""
+    """Logs the latest warning, at most once in five seconds, and how many there were."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock
@@ -85,14 +85,14 @@ class RateLimitedLog:
         self.num_total = 0
 
     def warning(self, text: str) -> None:
-        """Log a warning now, or keep it for `flush` if the last line is too recent."""
+        """Log a warning, or keep it for `flush` if one was logged within five seconds."""
         self._latest = printable(text, MOST_TEXT)
         self._num_unlogged += 1
         self.num_total += 1
         self.flush()
 
     def flush(self) -> None:
-        """Log the latest unlogged warning, unless the last line in the log is too recent."""
+        """Log the latest kept warning, unless one was logged within five seconds."""
         if not self._num_unlogged or self._clock() - self._logged_s < _LOG_PAUSE_S:
             return
         more = f" ({self._num_unlogged} similar)" if self._num_unlogged > 1 else ""

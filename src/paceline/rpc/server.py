@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S = 2.0
 _POLL_MS = 250
-_BLOCKED_MS = 2  # ZeroMQ does not report when one of many connections has room again: poll often
+_BLOCKED_MS = 2  # short wait if a queue is full: ZeroMQ does not report when it has room
 _PIECES_PER_WORKER = limits.QUEUED_PIECES // 2  # maximum pieces before the next worker's turn
 
 
@@ -52,7 +52,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """Reports a lost worker, whose open requests are void; `why`: the reason, as "has left"."""
+    """Reports a lost worker, whose open requests are void; `why`: for example "has left"."""
 
     worker: int
     why: str
@@ -255,7 +255,7 @@ class Server:
         session = self._by_worker.get(header.worker)
         if session is None or session.token != token:
             if session is not None:
-                # ZeroMQ reports a closed connection only when a message is sent over it.
+                # Send a message, because only then does ZeroMQ report a closed connection.
                 self._send_control(session, MessageKind.HEARTBEAT)
                 silence_s = self._clock() - session.heard_s
                 if session.route is not None and silence_s <= limits.SILENCE_S:

@@ -34,7 +34,7 @@ class WorkerSession:
         self.heard_s = self._clock()
         self.last_request = last_request
         self._limits = limits
-        self._executing: dict[int, int] = {}  # bytes of requests without a reply, by number
+        self._executing: dict[int, int] = {}  # bytes of each unanswered request, by its number
         self._replies: dict[int, Message] = {}  # replies that are not acknowledged, by number
         self.connect(None)
 

@@ -14,9 +14,9 @@ from paceline.rpc.frames import HEADER_NBYTES, PIECE_NBYTES, Buffer, MessagePiec
 from paceline.rpc.keys import Context, HubKeys, WorkerKeys
 from paceline.rpc.limits import QUEUED_PIECES
 
-_HANDSHAKE_MS = 5000  # after this time, ZeroMQ closes the connection of a silent client
+_HANDSHAKE_MS = 5000  # ZeroMQ closes a connection whose handshake takes longer
 _CONNECT_MS = 5000
-_LINGER_MS = 200  # time to send BYE, so that the hub does not wait for a reconnection
+_LINGER_MS = 200  # time to send BYE on closing; without BYE, the hub waits for a reconnection
 _CURVE_NBYTES = 64  # upper bound of CURVE's overhead, which counts as part of a frame
 
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -76,7 +76,7 @@ class Connection:
     def __init__(self, context: Context, to: str) -> None:
         self._to = to
         self._socket = _new_socket(context, zmq.DEALER, to)
-        # Disable reconnection, after which ZeroMQ would continue in the middle of a message.
+        # Disable ZeroMQ's reconnection, which would continue in the middle of a message.
         self._socket.set(zmq.RECONNECT_IVL, -1)
         self._socket.set(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)

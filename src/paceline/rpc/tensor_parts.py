@@ -104,7 +104,7 @@ def numbers_of(part: memoryview) -> tuple[int, ...]:
 
 
 class CopyLane:
-    """Where to copy received values: a device, its stream for copies, and a lock."""
+    """A device, its stream for received values, and a lock that serializes copies."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.lock = device_of(device), threading.Lock()
@@ -175,7 +175,7 @@ class Endpoint:
             # A synchronous copy: received memory is not pinned.
             moved = tuple(buffer.to(device.torch_device) for buffer in buffers)
         for buffer in moved:
-            device.keep(buffer)  # in memory until the current stream has decoded the buffer
+            device.keep(buffer)  # keeps its memory until the current stream has decoded it
         return moved
 
     def decode(

@@ -17,7 +17,9 @@ _FEWEST = 4  # fewest norms of other workers that suffice for a comparison
 # Limit on a norm, relative to the median of other workers' norms. Norms of healthy gradients differ
 # only by a small factor between batches.
 _MOST_TIMES = 100.0
-_MOST_TIMES_PARAMETERS = 1e6  # limit on a norm, relative to the norm of the parameters or buffers
+# Limit on a norm if few norms of other workers are known, relative to the parameters' norm. Limit
+# on the norm of buffers, relative to the earlier buffers' norm.
+_MOST_TIMES_PARAMETERS = 1e6
 
 
 class ValueChecks:
@@ -102,7 +104,7 @@ def check_buffers(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
 
 def _check_norm(what: str, norm: float, most: float, usual: float, whose: str) -> None:
     if norm > most * usual:
-        problem = f"must have a norm of at most {most:g} times the {whose}, {usual:.3g}"
+        problem = f"must have a norm of at most {most:g} times {usual:.3g}, the {whose}"
         raise InvalidInput(what, problem, got=float(f"{norm:.3g}"))
 
 

@@ -87,7 +87,7 @@ def connected(settings: ConnectingWorkers, folder: Path | None) -> Iterator[dict
 
 
 def difference(here: str, there: str) -> str | None:
-    """Return how `there` first differs from `here`; InvalidInput if `there` is no JSON mapping."""
+    """Return a text on the first difference between two JSON mappings; None if they agree."""
     own, other = json.loads(here), read_json(there.encode(), "run")
     if not isinstance(other, dict):
         raise InvalidInput("run", "must be a mapping")
@@ -135,7 +135,7 @@ class WorkerPool:
     """Starts a worker process that runs `module` for each item of `settings`."""
 
     def __init__(self, module: str, settings: Sequence[ConnectingWorkers]) -> None:
-        self._processes: dict[processes.Process, tuple[int, ...]] = {}  # and their worker numbers
+        self._processes: dict[processes.Process, tuple[int, ...]] = {}  # worker numbers by process
         self._signals = WorkerSignals()
         try:
             for one in settings:
@@ -146,7 +146,7 @@ class WorkerPool:
             raise
 
     def poll(self) -> list[tuple[int, str]]:
-        """List workers whose process failed, with reasons; stop the run if one got a signal."""
+        """List failed workers with reasons; stop the run if any worker got a signal."""
         found: list[tuple[int, str]] = []
         names = {one: f"worker {listed(numbers)}" for one, numbers in self._processes.items()}
         self._signals.poll({process.pid: name for process, name in names.items()})
