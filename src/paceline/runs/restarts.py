@@ -95,7 +95,7 @@ def _latest_step(request: RunRequest) -> int | None:
 
 
 def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
-    """Return the request to resume after `step` (None: to start over); add `why` to its `lost`."""
+    """Return the request to resume after `step` (None: start over), with `why` in `lost`."""
     if step is None:
         told = f"{why} from the beginning, because there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})

@@ -235,7 +235,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Zero all gradients if `where`, a bool scalar on the device, is true; do not wait for it."""
+    """Zero all gradients if `where`, a bool scalar on the device, is true, without waiting."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

@@ -149,7 +149,7 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task of the batch `before` batches before the next; () if there is none.
+        """Return the last task of the batch `before` batches before the next; () if none.
 
         `kind`: consider only tasks of this kind.
         """

@@ -101,7 +101,7 @@ class CpuTransfer:
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
-        """Wait for the sums of all chunks; load the means of gradients that any rank changed."""
+        """Wait for all chunks' sums; load the means of gradients that any rank changed."""
         self._arena.wait_step()
         # If the program has written into views, copy means from now on: page faults cost more.
         if self._as_views and self._arena.refresh(step):

@@ -85,7 +85,7 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """The numbers of inner steps after one fragment is sent and before the next is sent.
+    """Numbers of inner steps after one fragment is sent and before the next is sent.
 
     `overlapped`: steps during the exchange of the sent fragment. `alone`: steps after it.
     """

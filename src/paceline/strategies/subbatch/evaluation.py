@@ -90,7 +90,7 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Gather the rows of all ranks; `sizes`: each rank's number of rows; None: one row each."""
+    """Gather the rows of all ranks; `sizes`: their numbers of rows; None: one row each."""
     known = sizes or [1] * trainer.group.world_size
     exchange = RowExchange(None, trainer.thread.process_group, known, what="a test")
     return exchange.all_gather(values).wait()
