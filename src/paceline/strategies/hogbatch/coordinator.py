@@ -6,9 +6,9 @@
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
 process ends or does not answer in time, other workers get its unfinished samples. A batch is done
-when its worker has reported it. If the worker dies before, the batch is done if the worker has
-written the batch's number to shared memory. For a checkpoint the coordinator pauses: it assigns no
-more batches and waits for the assigned ones.
+when its worker has reported it. If the worker dies before that, the batch is done if the worker
+has written the batch's number to shared memory. For a checkpoint the coordinator pauses: it assigns
+no more batches and waits for the assigned ones.
 """
 
 import logging

@@ -48,7 +48,7 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
     forward, and reads them and writes gradients in backward. In the first layer, backward only
     writes gradients, because inputs need no gradient. Each thread also makes its own update. All
     other traffic of a layer is activation traffic. An embedding reads only some of its parameters;
-    if its traffic is less than that of all parameters, it counts as parameter traffic.
+    if its traffic is less than that of all parameters, all of it counts as parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 

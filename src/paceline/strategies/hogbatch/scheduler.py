@@ -30,7 +30,7 @@ _PREFETCHED_S = 0.05  # seconds of work per worker sent in advance; a request ta
 # Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
 # waits long for batches that another worker has prefetched.
 _LEFT_OVER_PREFETCHED = 10
-_OWN_FIELDS = ("params", "lr", "initial_lr")  # of a parameter group: what a schedule may change
+_OWN_FIELDS = ("params", "lr", "initial_lr")  # parameter group fields that a schedule may change
 _NS = 1e-9
 # Attributes that a checkpoint contains: of `BatchScheduler`, and of each `WorkerProgress`.
 _COUNTS = ("epoch", "loss_sum", "num_reported", "num_batches", "num_updates")

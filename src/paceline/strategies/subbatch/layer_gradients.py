@@ -27,8 +27,8 @@ from paceline.record.recorder import Recorder
 class CommunicationThread:
     """Completes exchanges in order, in parallel with computation.
 
-    All ranks must create it together, and begin their exchanges in the same order. An
-    exchange may take at most the group's deadline. If it fails, all later exchanges fail, too.
+    All ranks must create it together, and begin their exchanges in the same order. The
+    thread waits for each exchange at most the group's deadline. If one fails, all later ones fail.
     `is_synchronous`: whether `begin` waits until its exchange ends, as profiles require.
     """
 
