@@ -1,1 +1,1 @@
-"""Run trainings, rehearsals and plans: sessions, folders, launching, restarts."""
+"""Run trainings, rehearsals (on emulated devices) and plans; launch and restart processes."""

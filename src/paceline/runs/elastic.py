@@ -1,9 +1,10 @@
-"""Train elastically with torchft: start a lighthouse and workers, and restart lost workers.
+"""Train elastically with torchft: start workers and their lighthouse, and restart lost workers.
 
     launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
     worker     a TCPStore, a torchft manager, the training
 
-Each worker is a process that runs `main` with the arguments REQUEST, NUMBER and LIGHTHOUSE (a URL).
+The lighthouse is torchft's server that knows which workers take part. Each worker is a process that
+runs `main` with the arguments REQUEST, NUMBER and LIGHTHOUSE (the lighthouse's URL).
 """
 
 import logging
@@ -31,7 +32,7 @@ from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MOST_RESTARTS = 3  # in a row, of one worker; a run of over _SOON_S resets the count
+_MOST_RESTARTS = 3  # of one worker in succession; running longer than _SOON_S resets the count
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000

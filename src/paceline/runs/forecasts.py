@@ -38,8 +38,8 @@ from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
 _HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
-# The same for one rank alone. Of two equal ranks, one alone takes at most twice as long, so it is
-# always tried.
+# The same limit for one rank alone. It is above 2, so that one of two equal ranks is always tried
+# alone: it takes at most twice as long as both together.
 _HOPELESS_ALONE = 2.5
 _ALIKE = 1.6  # rank 0 counts as fastest up to this multiple of the fastest rank's step time
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
 def forecast_with(
     session: TrainingSession, runner: ReplicaRunner, strategy: Strategy, config: Any
 ) -> Forecast:
-    """Forecast a profiled strategy, with the best chunk if the settings leave the chunk open."""
+    """Forecast a profiled strategy, with the best `chunk` (layers per exchange) if none is set."""
     machine, cost = runner.calibrated(strategy, config)
     settings = session.settings
     is_asked = "chunk" in settings.options or (settings.strategy != AUTO and session.is_rehearsal)
@@ -88,10 +88,10 @@ def forecast_with(
 def ranking_of(session: TrainingSession, runner: Runner, forecasts: Sequence[Forecast]) -> Ranking:
     """Rank `forecasts` together with new forecasts of all other synchronous strategies.
 
-    A strategy that cannot be profiled is listed as refused. All strategies are profiled one
-    after the other, then again, and the faster forecast counts, so that a short load by other
-    programs does not decide the order. Finally rank 0 profiles a single worker that uses the whole
-    machine; only rank 0's ranking contains this worker. All ranks must call this together.
+    A strategy that cannot be profiled is listed as refused. Each strategy is profiled
+    twice, and its faster forecast counts, in case other programs slowed one of the profiles.
+    Finally rank 0 profiles a single worker that uses the whole machine; only rank 0's ranking
+    contains this worker. All ranks must call this together.
     """
     if session.strategy.is_led:  # a hub or coordinator cannot profile synchronous ranks
         return Ranking(tuple(forecasts), ())
@@ -139,7 +139,7 @@ def _measured(session: TrainingSession, runner: Runner) -> list[Forecast]:
 def _of_one_worker(session: TrainingSession) -> Forecast:
     """Profile one worker with the whole batch in this process, using all cores.
 
-    The other ranks end first, so that the machine is free.
+    The other ranks have finished profiling, so the machine is free.
     """
     strategy = next(iter(EXCHANGES.values()))  # any strategy: one worker exchanges nothing
     alone = Group.alone(session.group.device, session.group.deadline_s)
@@ -314,11 +314,12 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, dict[str, float]]:
-    """Return the fastest rank, and the exchanges of all ranks to compare with it alone.
+    """Return the fastest rank, and the exchanges to compare with training on it alone.
 
-    The exchanges are a dict from names to predicted step times. The dict is empty if the rank alone
-    is predicted to be too slow. `seconds`: for each rank, the computing time of a step with the
-    whole batch. Ranks of one machine share its cores; a rank that trains alone gets all cores.
+    The exchanges are a dict from names to predicted step times of all ranks together. The dict is
+    empty if the rank alone is predicted to be too slow. `seconds`: for each rank, the computing
+    time of a step with the whole batch. Ranks of one machine share its cores; a rank that trains
+    alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:
@@ -328,5 +329,5 @@ def _plausible(
     best_of = dict[str, Forecast]()
     for one in worth_trying(forecasts):
         if alone_s <= _HOPELESS_ALONE * best.step_s and one.step_s <= _HOPELESS * best.step_s:
-            best_of.setdefault(one.strategy, one)  # best first, so `setdefault` keeps the best
+            best_of.setdefault(one.strategy, one)  # the first forecast of a strategy is its best
     return fastest, {one.exchange: one.step_s for one in best_of.values()}

@@ -153,10 +153,10 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, changed to split the model only where this is possible.
+    """Return the strategy, changed so that it splits the model only where this works.
 
-    A strategy that does not split the model is not changed. Neither is any strategy for a built-in
-    model without options, because tests check the default split of these models.
+    A strategy that does not split models is returned unchanged. So are all strategies for a
+    built-in model without options, because tests already check its default split.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning

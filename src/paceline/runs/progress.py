@@ -118,7 +118,7 @@ class TerminalProgress(Progress):
         logger.info("step %d%s", found.num_steps, shown)
 
     def status(self, text: str) -> None:
-        """Show the throughput `text` next to the bar; without a terminal, log it every 10 s."""
+        """Show `text`, the throughput, next to the bar, or log it without a terminal."""
         self._bar.update(self._task, description=text)
         if not self._is_shown and time.monotonic() - self._said_s > _LINE_EVERY_S:
             self._said_s = time.monotonic()

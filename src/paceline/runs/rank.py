@@ -59,7 +59,7 @@ def as_rank(
     except WorkersFailed as error:
         return error.exit_code
     except (Exception, SystemExit) as error:
-        if early and group is None:  # another rank left on the signal, so connecting failed
+        if early and group is None:  # connecting failed, as another rank exited on the signal
             return 128 + early[0]
         return _report(error, rank, group)
     return 0
@@ -85,7 +85,7 @@ def _signalled(group: Group, number: int, _: object) -> None:
     """Exit on a signal that arrives outside of training steps, when there is nothing to save.
 
     SIGTERM is ignored if another rank has died, because torchrun sends SIGTERM to all survivors.
-    This rank then soon fails by itself and reports which rank died; torchrun kills it much later.
+    So this rank can still report which rank died: it fails by itself before torchrun kills it.
     """
     if number == signal.SIGTERM and group.dead():
         return

@@ -57,7 +57,7 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
     """Attempt a request, and restart from the last checkpoint whenever a worker is lost.
 
     Raises WorkerLost if a worker is lost after `max_restarts` restarts. Returns the request of the
-    last attempt, which may have another folder.
+    last attempt, whose folder may differ from that of the first attempt.
     """
     settings = request.settings
     num_left = settings.max_restarts if isinstance(settings, TrainSettings) else 0
@@ -75,7 +75,7 @@ def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) ->
 def restarted(request: RunRequest, why: str) -> RunRequest:
     """Return the request to resume from the last checkpoint, or to start over if none exists.
 
-    `why`: which worker was lost, for the request's `lost` and a warning.
+    `why`: a text that names the lost worker; it is logged, and added to the request's `lost`.
     """
     step = _latest_step(request)
     again = _from_step(request, step, f"{why}; restarted")
@@ -95,7 +95,7 @@ def _latest_step(request: RunRequest) -> int | None:
 
 
 def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
-    """Return the request to resume after `step`, or to start over; `lost` then contains `why`."""
+    """Return the request to resume after `step` (None: start over), with `why` in `lost`."""
     if step is None:
         told = f"{why} from the beginning, because there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})

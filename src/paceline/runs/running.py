@@ -41,7 +41,7 @@ class Run:
 
     @property
     def timeline(self) -> Timeline:
-        """The timeline of the traced steps, measured or rehearsed."""
+        """The timeline of the traced steps of the training or rehearsal."""
         return read_timeline(self.folder / "trace.json", self.result.origin)
 
     def report(self, path: str | Path) -> Path:

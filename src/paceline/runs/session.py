@@ -254,7 +254,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
         config = strategy.config(workers=group.world_size)
     else:
         strategy, config = strategy_of(settings), configuration(settings)
-    # A plan profiles each strategy twice, for half the time.
+    # A plan profiles each strategy twice, so each profile gets half of `profile_s`.
     if request.verb == "plan" and not strategy.is_led:
         settings = settings.model_copy(update={"profile_s": settings.profile_s / 2})
     device = paced_device(settings) if isinstance(settings, RehearseSettings) else None
@@ -264,7 +264,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
 
 
 def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
-    """Return the settings with the strategy and chunk that were fastest in the resumed run."""
+    """Return the settings with the strategy and chunk size that `resumed` found to be fastest."""
     if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)

@@ -45,7 +45,7 @@ def buckets(ready: Sequence[Layer], bucket_mb: int | None) -> list[Bucket]:
     """Return the buckets that DistributedDataParallel uses after its first iteration.
 
     `ready`: layers in backward order. A bucket has parameters of one element size, and is complete
-    once it reaches its capacity.
+    once it reaches its size limit: `bucket_mb`, or by default 1 MiB, then 25 MiB.
     """
     capacities = [_MIB, 25 * _MIB] if bucket_mb is None else [bucket_mb * _MIB]
     closed: list[Bucket] = []
@@ -83,7 +83,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
 
 
 def _copied(workload: Workload, devices: Sequence[Device], traffic: int) -> Workload:
-    """Increase backward's traffic by the copies of gradients into buckets.
+    """Add the copies of gradients into buckets to the memory traffic of backward.
 
     Changes nothing if all devices are GPUs. `traffic`: bytes read and written per gradient byte.
     """

@@ -14,8 +14,8 @@ hosts; the latency of these rings grows only with the size of the groups.
 With `between="servers"` (`core.transfer`) the hosts form the tree of parameter servers of Du et al.
 2017, section 3.4, with synchronous updates. Every host serves a share of the parameters, so no host
 is a bottleneck. Servers update the parameters, and workers only copy them into their models. Still,
-the plan gives this copy the cost of a weight update, because otherwise plans with servers would
-seem faster than a single worker only by leaving out the update.
+the plan gives this copy the cost of a weight update. Otherwise plans with servers would leave out
+the update, and could seem faster than a single worker for this reason alone.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,9 @@
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
 process ends or does not answer in time, other workers get its unfinished samples. A batch is done
-when its worker has reported it, or has written the batch's number to shared memory and died. For a
-checkpoint the coordinator pauses: it assigns no more batches and waits for the assigned ones.
+when its worker has reported it. If the worker dies before that, the batch is done if the worker
+has written the batch's number to shared memory. For a checkpoint the coordinator pauses: it assigns
+no more batches and waits for the assigned ones.
 """
 
 import logging
@@ -82,7 +83,7 @@ class Coordinator:
     ) -> None:
         self._config, self._training = session.config, training
         self._clock, self._status = TrainingClock(), Status(session.progress, tokens_per_sample)
-        # By worker number, the saved state that the worker will load.
+        # Saved states that workers will load, by worker number.
         self._resumed: dict[int, tuple[dict[str, Any], Tensors]] = {}
         self._is_paused = True
         own = session.config, training.settings.batch_size, epoch_sizes
@@ -144,7 +145,7 @@ class Coordinator:
             worker.progress.trial = None
 
     def begin(self) -> None:
-        """Create the policy for the running workers; send saved states to workers that have one."""
+        """Create the policy for the running workers; send resumed workers their saved states."""
         self.scheduler.choose_policy([one.progress for one in self.processes.running])
         loading = [one for one in self.processes.running if one.number in self._resumed]
         for worker in loading:
@@ -235,7 +236,7 @@ class Coordinator:
         if not self.processes.running:
             raise WorkerLost(f"{reason}; no worker is left")
         logger.warning("%s: continuing without it", reason)
-        # Only to idle workers, because a message to a busy worker would extend its deadline.
+        # Hand out batches only to idle workers: a message would extend a busy worker's deadline.
         self._hand_out([one for one in self.processes.running if not one.progress.assigned])
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:

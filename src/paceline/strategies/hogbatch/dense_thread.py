@@ -22,8 +22,8 @@ from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.recipes.losses import class_loss
 
 MOST_SAMPLES = 256
-# PyTorch is faster for a batch that exceeds both numbers: its matrix products save more time than
-# its overhead costs (0.8 ms for two to eight layers).
+# PyTorch is faster for a batch of more than _FEW_SAMPLES samples and more than _MOST_PRODUCTS
+# products (samples times weights), in spite of its overhead: 0.8 ms for two to eight layers.
 _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}
@@ -37,9 +37,9 @@ _Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Activation
 
 
 class DenseThread:
-    """Trains a PyTorch model on one thread's batches of up to `most_samples` samples.
+    """Trains a model with `DenseChain` on a thread's batches of up to `most_samples` samples.
 
-    Momentum buffers stay in the PyTorch optimizer's state, because PyTorch trains other batches.
+    PyTorch trains all other batches, so momentum buffers stay in the PyTorch optimizer's state.
     """
 
     def __init__(self, layers: list[_Layer], samples: TensorSamples, optimizer: Optimizer) -> None:
@@ -67,7 +67,7 @@ class DenseThread:
         return cls(layers, samples, optimizer)
 
     def forward(self, rows: Tensor) -> float:
-        """Return the mean loss; NaN for batches on which PyTorch must train instead."""
+        """Return the mean loss of a batch; NaN if PyTorch must train the batch instead."""
         if not 0 < len(rows) <= self.most_samples:
             return nan
         return self._chain.forward(rows)

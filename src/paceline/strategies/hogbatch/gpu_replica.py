@@ -40,9 +40,9 @@ _NS = 1e-9
 class _Batch:
     """A loaded or running batch: its samples on the device, and time marks.
 
-    `pinned`: the samples in pinned memory. `change`: the replica's memory at the start of the
-    batch; after the batch, the difference that the batch made. `update`: a copy of `change` in
-    pinned memory. `loss`: the loss on the device, and in pinned memory. These tensors stay alive
+    `pinned`: the samples in pinned memory. `change`: first the replica's memory before the batch,
+    then the difference that the batch made to it. `update`: a copy of this difference in pinned
+    memory. `loss`: the loss on the device, and in pinned memory. These tensors stay alive
     until the batch's end, because copies on the streams use them.
     """
 
@@ -83,7 +83,7 @@ class GpuReplica:
         self._depth, self._device, self._worker = depth, device, worker
         self.compute, self.copy_in = device.current_stream(), device.new_stream()
         self.copy_out = device.new_stream()
-        # Each batch that is begun and not finished uses one of the (change, update) buffers below.
+        # Number of (change, update) buffers; each begun and unfinished batch uses one of them.
         self._num_places = max(1, depth - 1)
         # After this event of the compute stream, `_copied` may be overwritten.
         self._taken: Event | None = None
@@ -92,7 +92,7 @@ class GpuReplica:
         self._own = self._copied.clone()
         changes = [torch.empty_like(self._own) for _ in range(self._num_places)]
         self._places = cycle([(change, device.pinned_like(change)) for change in changes])
-        # For each dtype, the slice of `_own` with its values; bool values cannot be added.
+        # The slice of `_own` with the values of each dtype, except bool, which cannot be added.
         self._parts: dict[torch.dtype, slice] = {}
         for dtype, group in groupby(shared.entries, key=lambda one: one.dtype):
             entries = list(group)
@@ -107,9 +107,9 @@ class GpuReplica:
         self.spans: list[Span] = []
 
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterator[BatchResult]:
-        """Begin a batch; yield the results of earlier batches that must end first.
+        """Begin a batch; first finish as many earlier batches as needed, and yield their results.
 
-        The copy of the new batch's samples begins before the last of these batches ends.
+        The copy of the new batch's samples begins before the last of these batches is finished.
         """
         while len(self._begun) >= self._depth:
             yield self.finish()
@@ -186,7 +186,7 @@ class GpuReplica:
         batch = self._begun.popleft()
         batch.marks["update"].event.synchronize()
         for later in self._begun:
-            # First let `later` copy the model without this update, which the GPU itself adds.
+            # Wait until `later` has copied the model: the GPU itself adds this update to the copy.
             later.marks["model"].event.synchronize()
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
@@ -235,7 +235,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Set all gradients to zero if `where`, a bool scalar on the device, is true; never wait."""
+    """Zero all gradients if `where`, a bool scalar on the device, is true, without waiting."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

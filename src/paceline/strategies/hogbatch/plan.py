@@ -35,21 +35,20 @@ from paceline.strategies.hogbatch.config import Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.policy import policy_of
 
 MODEL = "model"  # `part` of the tasks that copy the model to a GPU
-HOST = "this-host"  # the host's name in the machine that a run measures
+HOST = "this-host"  # the host's name in the machine description that a run measures
 _UPDATE_TRAFFIC = 3  # per parameter byte: parameter and gradient are read, the parameter is written
-_ASKS = -1  # in place of a task index; below all of them, so requests come first at equal times
+_ASKS = -1  # event index of a work request; the lowest, so at equal times requests precede tasks
 
 
 def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind, str, Cost]]:
     """Yield kind, part and cost of a batch's compute tasks, scaled from the workload's batch size.
 
-    Flops and activation traffic scale with the number of samples; the number of calls and the
-    parameter traffic do not. The forward pass reads the parameters. The backward pass reads the
-    parameters and writes gradients; in the first layer it only writes gradients, because inputs
-    need no gradient. Each of the `threads` has this parameter traffic, and makes its own
-    update. The rest of a layer's traffic is activation traffic. An embedding reads only some of its
-    parameters, so its total traffic may be less than that of all parameters. Then all its traffic
-    counts as parameter traffic.
+    Flops and activation traffic scale with the number of samples; the number of calls does not.
+    Parameter traffic scales with the number of threads: each thread reads the parameters in
+    forward, and reads them and writes gradients in backward. In the first layer, backward only
+    writes gradients, because inputs need no gradient. Each thread also makes its own update. All
+    other traffic of a layer is activation traffic. An embedding reads only some of its parameters;
+    if its traffic is less than that of all parameters, all of it counts as parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 
@@ -74,7 +73,7 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
 class BatchCosts:
     """The costs of a worker's batches of any size.
 
-    `shared`: whether the model is shared with other workers, so that a GPU copies model and update.
+    `shared`: whether the model is in shared memory; a GPU then copies it, and copies updates back.
     """
 
     worker: int
@@ -106,7 +105,7 @@ class BatchCosts:
         to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
         return [
             samples,
-            # Use `exchange` in this copy, too, so that no update is added at the same time.
+            # Occupy the resource `exchange`, too, so that no update is added during this copy.
             task(Kind.H2D, MODEL, copied, *to_gpu, exchange),
             *training,
             task(Kind.D2H, "update", copied, *to_host),
@@ -150,7 +149,7 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task of batch n - `before`, where n is the next batch; () if unknown.
+        """Return the last task of the batch `before` batches before the next; () if none.
 
         `kind`: consider only tasks of this kind.
         """
@@ -159,7 +158,7 @@ class BatchTasks:
 
 
 def plan(workload: Workload, machine: Machine, config: Hogbatch, window: Window) -> Plan:
-    """Plan the batches of `window`; leave out tasks that end after the window's last batch.
+    """Plan the batches of `window.num_steps` steps, without tasks that end after the last batch.
 
     A step has as many samples as `config.workers` batches of the workload; the policy divides these
     samples into batches. Raises InvalidInput if the machine has fewer devices than workers, if the
@@ -262,7 +261,7 @@ class PricedWorkers:
         period_s = whole_s = fsum(seconds)
         if depth > 1:
             # The copy of the model for batch n + depth - 1 waits for the end of batch n. So
-            # depth - 1 periods are at least the time of a batch without the copy of its samples.
+            # depth - 1 periods last at least as long as a batch without the copy of its samples.
             most_s = (whole_s - seconds[0]) / (depth - 1)
             period_s = max(*busy.values(), most_s, whole_s / depth)
         computing_s = busy[compute_lane(self.devices[worker].name)]
@@ -284,9 +283,9 @@ class PricedWorkers:
         return size
 
     def _expected(self, worker: int) -> list[float]:
-        """Estimate how many updates each worker has made when `worker` begins its next batch.
+        """Estimate how many updates each worker will have made when `worker` begins its next batch.
 
-        Assumes that `worker` has then completed all its assigned batches, and that each other
+        Assumes that by then `worker` has completed all its assigned batches, and that each other
         worker has completed all but its newest. `Hogbatch.weighted` weights the numbers.
         """
         found = []
@@ -300,9 +299,9 @@ class PricedWorkers:
 class EventLoop:
     """Simulates a run: the next batch goes to the worker that first requests work.
 
-    An event is (time, index, worker): at this time, the task with this index in the plan is ready.
-    With index `_ASKS`, the worker requests work. Tasks that are ready at the same time start in
-    the plan's order, as in the simulator.
+    An event (time, index, worker) means that at this time the plan's task with this index is ready,
+    or, if the index is `_ASKS`, that the worker requests work. Tasks that are ready
+    at the same time start in the plan's order, as in the simulator.
     """
 
     def __init__(self, workers: PricedWorkers) -> None:
@@ -352,14 +351,14 @@ class EventLoop:
         self._last.add(len(self._tasks) - 1)
 
     def _queue_if_ready(self, time_s: float, place: int, worker: int) -> None:
-        """Queue task `place` if its parents have started; it is ready when all have ended."""
+        """Queue the task with index `place` once it is known when its last parent ends."""
         after = self._tasks[place].after
         if all(parent in self._ends_s for parent in after):
             ready_s = max([time_s, *(self._ends_s[parent] for parent in after)])
             heappush(self._events, (ready_s, place, worker))
 
     def _start(self, time_s: float, place: int, worker: int) -> None:
-        """Simulate task number `place`, ready at `time_s`, as soon as its resources are free."""
+        """Start the task with index `place` at `time_s`, or later, once its resources are free."""
         task = self._tasks[place]
         end_s = max([time_s, *(self._free_s[resource] for resource in task.on)])
         end_s += self._seconds[place]

@@ -50,10 +50,10 @@ class Workers:
 class AdaptivePolicy:
     """Changes batch sizes so that all workers make equally many updates.
 
-    The policy is algorithm 2 of Ma, Rusu et al. 2020. If a worker has fewer updates than all
-    others, its size is divided by `alpha` and rounded down.
-    If it has more updates than all others, its size is multiplied by `alpha` and rounded up. A size
-    stays between the worker's `least` and `most`. `first`: the sizes of the first batches.
+    The policy is algorithm 2 of Ma, Rusu et al. 2020. The batch size of a worker
+    with fewer updates than all others is divided by `alpha` and rounded down. The batch size of a
+    worker with more updates than all others is multiplied by `alpha` and rounded up. A size stays
+    between the worker's `least` and `most`. `first`: the sizes of the first batches.
     """
 
     first: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The replica of a CPU worker, and functions for CPU and GPU workers."""
+"""The replica of a CPU worker, and functions that CPU and GPU workers share."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +58,7 @@ def refer(model: nn.Module, shared: Mapping[str, Tensor]) -> nn.Module:
 
 
 class Learner:
-    """A model and its optimizer; `read` reads the samples of a batch."""
+    """A model and its optimizer; `read(rows)` returns the samples of a batch."""
 
     def __init__(
         self, model: nn.Module, make: OptimizerFactory, learning: Learning, read: Read
@@ -116,7 +116,7 @@ class _Thread:
             backward()
             times_ns += self._wait(times_ns[-1])
             step()
-            del backward  # the step's time includes freeing the graph
+            del backward  # free the graph now, so that the step's time includes it
             times_ns += self._wait(times_ns[-1])
         return value * len(rows), times_ns
 
@@ -148,10 +148,10 @@ class CpuReplica:
     """Trains the shared model with the threads of a CPU worker.
 
     Each thread computes the gradient of its part of a batch, and updates the model in place,
-    without locks: Hogwild inside the batch (section V). Each thread has a model with the tensors of
-    `shared`, its own optimizer state and gradients, and clips its gradients separately. A batch's
-    trace shows the layers of the first thread, and ends when the last thread ends. `optimizers`:
-    the optimizers of all threads.
+    without locks: Hogwild inside the batch (section V). Each thread has a model whose tensors are
+    those of `shared`, and its own optimizer state and gradients, which it clips separately. A
+    batch's trace shows the layers of the first thread, and ends when the last thread ends.
+    `optimizers`: the optimizers of all threads.
     """
 
     def __init__(

@@ -209,7 +209,7 @@ class HogbatchRunner:
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         workers = [one.progress for one in coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
-        prediction = speed_trial.Prediction(0.0, {}, {})  # no prediction
+        prediction = speed_trial.Prediction(0.0, {}, {})  # stands for: no prediction
         # Predictions assume that all workers train from the first epoch to the last.
         if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
             prediction = speed_trial.predict(self._all_epochs, trials)
@@ -262,7 +262,7 @@ def _check(settings: TrainSettings, config: Hogbatch, recipe: Recipe) -> None:
 def _tensors_of(recipe: Recipe) -> Tensors:
     """Return the tensors that workers share in addition to the model.
 
-    These include the samples of `TensorSamples`; each worker loads any other data set itself.
+    These include the recipe's samples if they are `TensorSamples`; each worker loads others itself.
     """
     samples = recipe.samples
     shared = {

@@ -30,9 +30,9 @@ _PREFETCHED_S = 0.05  # seconds of work per worker sent in advance; a request ta
 # Prefetched work is at most 1/10 of the epoch's remaining time. So at the end of an epoch no worker
 # waits long for batches that another worker has prefetched.
 _LEFT_OVER_PREFETCHED = 10
-_OWN_FIELDS = ("params", "lr", "initial_lr")  # a schedule must leave all other fields unchanged
+_OWN_FIELDS = ("params", "lr", "initial_lr")  # parameter group fields that a schedule may change
 _NS = 1e-9
-# Attributes of `BatchScheduler` (_COUNTS) and `WorkerProgress` that a checkpoint contains.
+# Attributes that a checkpoint contains: of `BatchScheduler`, and of each `WorkerProgress`.
 _COUNTS = ("epoch", "loss_sum", "num_reported", "num_batches", "num_updates")
 WORKER_COUNTS = ("num_updates", "size", "staleness")
 
@@ -76,7 +76,7 @@ class ScheduledRate:
             return 1.0
         while self._step < num_samples // self._batch_size:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # SequentialLR calls step(0): torch warns
+                warnings.simplefilter("ignore")  # torch warns when SequentialLR calls step(0)
                 self._schedule.step()
             self._step += 1
         changed = [key for key, before in self._others.items() if self._group[key] != before]
@@ -136,8 +136,8 @@ class WorkerProgress:
         return work
 
     def _begin(self, num_others: int) -> None:
-        # With a `depth` above 1, the newest of `depth` running batches reads the model only after
-        # the oldest batch has ended.
+        # With `depth` > 1, the newest of `depth` running batches has not read the model: it waits
+        # until the oldest has ended.
         if len(self.missed_from) < min(len(self.assigned), max(1, self.depth - 1)):
             self.missed_from.append(num_others)
 
@@ -243,7 +243,7 @@ class BatchScheduler:
         return len(assigned_s) < MOST_REPORTED and sum(assigned_s) < most_s
 
     def expected_updates(self, worker: WorkerProgress) -> list[float]:
-        """Estimate how many updates each active worker has made when `worker` begins a new batch.
+        """Estimate how many updates each worker will have made when `worker` begins a new batch.
 
         A new batch begins when all batches assigned to `worker` are done. Batches up to a worker's
         number in `committed` are done, even if not yet reported. `Hogbatch.weighted` weights

@@ -26,17 +26,17 @@ from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers, computed
 
 _SOURCE = "measured by the workers' trials before this run"
-_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # zero, because trials include the copies
+_FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # copies take no time: trials include them
 _LEAST_SHARE = 1e-3  # least fraction of a batch's time that the fit assigns to arithmetic
 _GAIN = 1.001  # smaller gains are rounding errors
-_MOST_JUDGED_EPOCHS = 3  # epochs simulated; more than one, as the policy adapts in the first epoch
+_MOST_JUDGED_EPOCHS = 3  # epochs to simulate; not only the first, in which the policy adapts
 _MOST_JUDGED_BATCHES = 5000  # batches simulated before an epoch's middle is extrapolated
 
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     """Return a machine on which planned batches take as long as in the trials."""
-    # The host has only the workers' cores, because a plan without `threads` would divide all
-    # cores of the machine.
+    # Without the option `threads`, a plan divides all cores of a host among its workers. So give
+    # the host only the cores that the workers use.
     cores = sum(one.spec.num_cores for one in trials) or 1
     host, devices = host_here(HOST, _SOURCE, cores=cores), []
     for one in trials:
@@ -61,7 +61,7 @@ def _rate(workload: Workload, trial: SpeedTrial) -> tuple[float, float]:
     per_flop_s = (most_s - seconds) / (most_flops - flops) if most_flops > flops else 0.0
     per_flop_s = max(per_flop_s, _LEAST_SHARE * most_s / most_flops)
     per_call_s = (most_s - per_flop_s * most_flops) / num_calls
-    if most_flops == flops or per_call_s <= 0:  # one size, or noisy times
+    if most_flops == flops or per_call_s <= 0:  # only one size was tried, or times are noisy
         return most_flops / most_s, 0.0
     return 1 / per_flop_s, per_call_s
 

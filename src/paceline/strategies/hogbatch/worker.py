@@ -41,7 +41,7 @@ from paceline.training.recipes.recipe import Recipe
 
 _NS = 1e-9
 _NUM_WARM_UP = 2  # number of untimed batches before a speed trial
-_REPORT_WITHIN_S = 0.02  # a finished batch is reported this soon, even if more work is waiting
+_REPORT_WITHIN_S = 0.02  # report a finished batch within this time, even if more work is waiting
 _POLL_S = 1e-3  # time between polls of GPU events, which have no file descriptor to wait for
 Replica = CpuReplica | GpuReplica
 
@@ -155,7 +155,7 @@ class _Executor:
             for size in sorted({min(spec.threads, most), most})
         }
         unpin()
-        self._seed()  # again, because a faster trial draws more random numbers
+        self._seed()  # reset: how many random numbers a trial draws depends on its speed
         return messages.SpeedTrial(number, spec, seconds)
 
     def _new_replica(self, parameters: SharedTensors) -> Replica:

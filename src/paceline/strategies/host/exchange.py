@@ -102,7 +102,7 @@ class HostExchange(Exchange):
 
     def arrange(self, layout: Layout, chunks: Sequence[Chunk]) -> None:
         """Exchange these chunks from the next step on."""
-        # A tuner often changes the chunks without a new layout: keep the transfer and its buffers.
+        # A tuner often changes the chunks but not the layout: then keep the transfer and buffers.
         if layout is not self._layout:
             self._set_layout(layout)
         self._chunks = tuple(chunks)
@@ -184,7 +184,7 @@ class HostExchange(Exchange):
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self.encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
-        # `why` tells how the codec was chosen. Ranks that are not leaders know only the request.
+        # `why`: how the codec was chosen. Only leaders know this; other ranks know the request.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         share = encoded.codecs.sent_share if encoded else None
         return Statistics(*known, why, *found, sent_share=share)
@@ -296,8 +296,8 @@ class LeaderAllReduce:
             if self.encoded is not None:
                 # Do not wait here, so that the next chunk is sent while this chunk is decoded.
                 sums = _without_gaps(chunk, result)
-                # The codec keeps error feedback by this name. The name contains the number of
-                # values, because a tuner may change the size of the chunk with this number.
+                # The codec keeps a chunk's error feedback under this name. The name contains the
+                # number of values, because a tuner may change the size of chunk 0, for example.
                 work = self.encoded.reduce(f"chunk{chunk.number}of{len(sums)}", sums)
                 pending.append(work.future.then(publish))
                 continue
@@ -330,7 +330,7 @@ def _check_one_device(layout: Layout) -> None:
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:
-    """Return the chunk's sums as one flat tensor; zero the alignment gaps between parameters."""
+    """Return the chunk's sums as one flat tensor, with zeros in the gaps between parameters."""
     for slot, following in pairwise(chunk.slots):
         result[slot.offset + slot.nbytes : following.offset].zero_()
     [sums] = _parts_of(chunk, result)

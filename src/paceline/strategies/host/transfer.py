@@ -101,7 +101,7 @@ class CpuTransfer:
 
     @torch.no_grad()
     def receive(self, step: int) -> None:
-        """Wait for the sums of all chunks; replace gradients that any rank changed by the means."""
+        """Wait for all chunks' sums; load the means of gradients that any rank changed."""
         self._arena.wait_step()
         # If the program has written into views, copy means from now on: page faults cost more.
         if self._as_views and self._arena.refresh(step):
@@ -200,7 +200,7 @@ class DeviceTransfer:
         self._posted: list[Future[None]] = []
         self._fetched: list[Future[None]] = []
         self._now = _StepTimes()
-        self._latest: _StepTimes | None = None  # the last step's times, until they are counted
+        self._latest: _StepTimes | None = None  # the last step's times, if not yet counted
 
     def begin(self, step: int, chunks: Sequence[Chunk], recorder: Recorder | None) -> None:
         """Begin a step: a thread will copy each chunk back when its sum is ready."""
@@ -217,7 +217,7 @@ class DeviceTransfer:
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
-        self._to_host.wait_event(gathered)  # does not wait for later kernels
+        self._to_host.wait_event(gathered)  # wait for the gathering, not for later kernels
         with self._device.use(self._to_host):
             with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
                 bytes_of(chunk, self._arena.slot).copy_(
@@ -250,7 +250,7 @@ class DeviceTransfer:
         A gradient counts as changed if it changed on any rank. The host does not wait for these
         copies, so it can queue the optimizer's kernels.
         """
-        # First join the fetching thread, which must not wait for chunks after `wait_step` returns.
+        # First join the fetching thread, so that all its waits for chunks end before `wait_step`.
         if error := self._join(self._fetched):
             raise error
         self._arena.wait_step()
@@ -294,9 +294,9 @@ class DeviceTransfer:
     def _join(self, calls: list[Future[None]]) -> BaseException | None:
         """Wait for a thread's calls and forget them; return the first error, None if none failed.
 
-        Raises WorkerLost if a call does not end within two deadlines.
+        Raises WorkerLost if a call does not end within twice the group's deadline.
         """
-        within_s = 2 * self._deadline_s  # a call itself may wait for one deadline
+        within_s = 2 * self._deadline_s  # because a call itself may wait for up to one deadline
         try:
             errors = [call.exception(within_s) for call in calls]
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Take the inner steps of a rank, test the averaged model, and make checkpoints."""
+"""Take a rank's inner steps (on its own replica), test the averaged model, make checkpoints."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -39,7 +39,7 @@ class LocalReplica(SingleReplica):
         return {} if self.learner is None else self.learner.own_state()
 
     def load_exchange_state(self, state: Tensors) -> None:
-        """Load what `exchange_state` returned on this rank, in a run with as many ranks."""
+        """Load what `exchange_state` returned on this rank; needs the same number of ranks."""
         if self.learner is not None:
             self.learner.load_own(state)
 
@@ -112,8 +112,8 @@ class LocalModel(WholeModel):
 
     def _state(self) -> State:
         with self.updates.averaged():
-            # Copy, because the model gets back this rank's own parameters after this block, which
-            # is before the checkpoint is written.
+            # Copy, because the checkpoint is written after this block, when the model has this
+            # rank's own parameters again.
             tensors, parts = super()._state()
             tensors = {name: one.clone() for name, one in tensors.items()}
         values, found = apart(self.updates.state_dict() | {"own": None})
@@ -144,7 +144,7 @@ class LocalModel(WholeModel):
         return {_VALUES: torch.frombuffer(text, dtype=torch.uint8), **tensors}
 
     def load_own(self, state: Tensors) -> None:
-        """Load what `own_state` returned on this rank, in a run with as many ranks."""
+        """Load what `own_state` returned on this rank; needs the same number of ranks."""
         own = together(loads(state[_VALUES].numpy().tobytes()), state)
         self.updates.load_state_dict(self._loaded | {"own": own["updates"]})
         self.updates.load_own_parameters(own["parameters"])

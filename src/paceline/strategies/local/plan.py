@@ -4,11 +4,11 @@
     exchange                          [0         ]                         [1         ]
 
 The drawing has two fragments, 0 and 1. A step of the plan is one round: each worker takes
-`sync_every` inner steps, and sends each fragment of the model once. With two fragments, the first
-is sent after half of the inner steps. While a fragment is exchanged (`during`), the worker takes
-`delay` further inner steps, and then waits. After the exchange it takes the outer step (`step`) and
-loads the new outer parameters. All tasks of a fragment's exchange belong to the round in which the
-fragment was sent.
+`sync_every` inner steps (on its own replica), and sends each fragment (some of the layers) once.
+With two fragments, the first is sent after half of the inner steps. While a fragment is exchanged
+(`during`), the worker takes `delay` further inner steps, and then waits. After the exchange it
+takes the outer step (`step`) and loads the new outer parameters. All tasks of a fragment's exchange
+belong to the round in which the fragment was sent, even if they end in the next round.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -71,8 +71,8 @@ def fragments_of(workload: Workload, config: Local) -> tuple[tuple[Layer, ...], 
 def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
     """Return the cost of a worker's whole inner step, on a device with the given rate.
 
-    Each pass counts as the flops that the device could compute in the pass's time. The sum of the
-    real flops would be too small, because memory bandwidth limits the speed of some layers.
+    The sum of the real flops would predict too short a time, because memory bandwidth limits some
+    layers. So the flops of a pass are its time multiplied by the device's flops per second.
     """
     step = ComputeStep(workload, ())
     passes = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
@@ -85,9 +85,9 @@ def inner_step(workload: Workload, rate: costs.Rate) -> Cost:
 
 
 class Turn(NamedTuple):
-    """The numbers of inner steps between the sending of two successive fragments.
+    """Numbers of inner steps after one fragment is sent and before the next is sent.
 
-    `overlapped`: steps during the first fragment's exchange. `alone`: steps after that exchange.
+    `overlapped`: steps during the exchange of the sent fragment. `alone`: steps after it.
     """
 
     overlapped: int
@@ -159,8 +159,8 @@ class _Rounds:
 
     def tasks(self, num_rounds: int) -> Iterator[Task]:
         """Yield the tasks of `num_rounds` rounds."""
-        # Each worker's inner steps during an exchange wait for its tasks in `sent`, and inner steps
-        # after an exchange wait for its tasks in `ready`.
+        # By worker: its last tasks before the latest exchange (`sent`) and after it (`ready`).
+        # Inner steps during this exchange wait for `sent`; those after it wait for `ready`.
         ready: list[_Ids] = [()] * len(self.devices)
         sent: list[_Ids] = [()] * len(self.devices)
         last: _Ids = ()

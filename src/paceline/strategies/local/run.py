@@ -1,4 +1,4 @@
-"""Run strategy local: replicas take inner steps, and exchange outer gradients once per round."""
+"""Run strategy local: replicas take steps alone, and average their changes once per round."""
 
 from bisect import bisect
 from collections import Counter
@@ -56,7 +56,7 @@ def replica(module: nn.Module, config: Local, group: Group) -> ModelReplica:
 
 
 class LocalRunner(ReplicaRunner):
-    """Trains or rehearses this rank's replica."""
+    """Trains this rank's replica, or rehearses the training (layers then only sleep)."""
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Time layers, and the exchange of each (strategy, config) in `beside`.
@@ -70,7 +70,7 @@ class LocalRunner(ReplicaRunner):
         return super().profile(whole)
 
     def train(self, config: Local) -> Outcome:
-        """Train or rehearse with this configuration."""
+        """Train, or rehearse the training, with this configuration."""
         self._replica = LocalReplica(self.setup.model)
         strategy = self._session.strategy
         return self.train_with(lambda module: self._replica, lambda: (strategy, config))
@@ -103,8 +103,8 @@ class ElasticRunner:
         assert session.elastic is not None
         self._session, self._elastic = session, session.elastic
         number, num_workers, _ = session.elastic
-        # The worker's number serves as a rank only to select its share of each batch: messages go
-        # through torchft.
+        # Use the worker's number as a rank, but only to select the worker's share of each batch:
+        # messages go through torchft.
         as_rank = replace(session.group, rank=number, world_size=num_workers)
         self.setup = setup_of(replace(session, group=as_rank))
         self.workload = self.setup.workload
@@ -161,7 +161,7 @@ def _spans_of_fragment(
     worker: int,
     first_round: int,
 ) -> Iterator[Span]:
-    """Yield a fragment's spans: inner steps before it is sent, copies, exchange and outer step.
+    """Yield the spans of a fragment's exchange, and of the inner steps before it.
 
     `before`: the times of the previous exchange; None for the first. `first_round`: number of the
     first traced round.

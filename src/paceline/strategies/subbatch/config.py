@@ -48,8 +48,8 @@ class SubBatch:
     def num_sub_batches(self, batch_size: int) -> int:
         """Return the number of sub-batches per step.
 
-        `batch_size`: samples of the worker with the most samples. Raises InvalidInput if
-        `sub_batch` does not have at least one sample per worker, or exceeds the batch.
+        `batch_size`: the largest number of samples that a worker has. Raises InvalidInput if
+        `sub_batch` has fewer samples than there are workers, or more than the whole batch.
         """
         if self.sub_batch is None:
             return min(batch_size, self.workers)

@@ -1,4 +1,4 @@
-"""Test a model whose head is split among ranks."""
+"""Test a model whose last layers, the head, are split among ranks."""
 
 from collections.abc import Sequence
 from math import log
@@ -90,7 +90,7 @@ def _logits(trainer: SplitTrainer, values: Tensor) -> Tensor:
 
 
 def _gather(trainer: SplitTrainer, values: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
-    """Gather the rows of all ranks; `sizes`: each rank's number of rows, by default one."""
+    """Gather the rows of all ranks; `sizes`: their numbers of rows; None: one row each."""
     known = sizes or [1] * trainer.group.world_size
     exchange = RowExchange(None, trainer.thread.process_group, known, what="a test")
     return exchange.all_gather(values).wait()

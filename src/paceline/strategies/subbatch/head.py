@@ -1,4 +1,4 @@
-"""Cut a model into a replicated body and a split head; compute the costs of the head's layers."""
+"""Cut a model into body (first layers) and split head (last layers); compute head costs."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -14,7 +14,7 @@ _KINDS = ("Linear", "BatchNorm1d", "")  # types of layers that may be split; "":
 
 @dataclass(frozen=True)
 class Cut:
-    """The body as a workload, and the layers of the head in forward order."""
+    """The body (first layers) as a workload, and the head (last layers) in forward order."""
 
     body: Workload
     head: tuple[Layer, ...]
@@ -51,7 +51,7 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
-    """Return a linear layer's weight (outputs, inputs); None for BatchNorm1d."""
+    """Return a linear layer's weight, of shape (outputs, inputs); None for BatchNorm1d."""
     return next((one for one in layer.parameters if len(one.shape) == 2), None)
 
 
@@ -61,7 +61,7 @@ def num_outputs(layer: Layer) -> int:
 
 
 def shares(count: int, workers: int) -> list[int]:
-    """Split `count` into up to `workers` nearly equal parts above 0, larger parts first."""
+    """Split `count` into `workers` nearly equal parts, larger parts first; leave out zeros."""
     whole, rest = divmod(count, workers)
     return [part for i in range(workers) if (part := whole + (i < rest))]
 
@@ -80,7 +80,7 @@ def _named(workload: Workload, first: str) -> int:
     if problem is None and matrix_of(workload.layers[start]) is None:
         problem = f"layer {first!r} is not linear"
     if problem is None and not _comes_first(workload, start):
-        problem = f"backward does not begin with {first!r} and the layers after it"
+        problem = f"backward must run {first!r} and the layers after it before all others"
     if problem is not None:
         raise InvalidInput("head", f"cannot be split: {problem}", got=first)
     return start
@@ -194,7 +194,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Scale a cost by `share` and `part`; `part` does not scale `weights` bytes of traffic."""
+    """Scale a cost by `share`, then by `part`; `part` leaves out `weights` bytes of traffic."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

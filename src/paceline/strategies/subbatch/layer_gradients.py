@@ -27,9 +27,9 @@ from paceline.record.recorder import Recorder
 class CommunicationThread:
     """Completes exchanges in order, in parallel with computation.
 
-    All ranks must create it together, and begin their exchanges in the same order. The group's
-    deadline limits each wait. If an exchange fails, all later exchanges fail. `is_synchronous`:
-    whether `begin` waits until its exchange ends, so that a profile can measure each exchange.
+    All ranks must create it together, and begin their exchanges in the same order. The
+    thread waits for each exchange at most the group's deadline. If one fails, all later ones fail.
+    `is_synchronous`: whether `begin` waits until its exchange ends, as profiles require.
     """
 
     def __init__(self, group: Group) -> None:
@@ -210,7 +210,7 @@ class LayerGradients(Exchange):
         return anywhere
 
     def discard(self) -> None:
-        """Raise InvalidInput, because the other ranks wait for missing gradients."""
+        """Raise InvalidInput, because the other ranks already wait for this rank's gradients."""
         problem = "subbatch cannot discard a step, but backward failed on this rank"
         raise InvalidInput("strategy", problem)
 
