@@ -39,8 +39,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"must have samples of equal length: {len(targets)} samples have {len(rows)} targets, "
-            f"but samples as long as the first one have at most {most}",
+            f"must have samples as long as the first one: a worker's batch then has at most {most} "
+            f"targets, but this batch has {len(rows)}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -93,7 +93,7 @@ class StepBatch:
 
 
 def num_counted(targets: Tensor) -> int:
-    """Return the number of rows that count in the loss: their target is not -100."""
+    """Return the number of rows with a target other than -100; only these count in the loss."""
     return int((targets != IGNORED).sum())
 
 

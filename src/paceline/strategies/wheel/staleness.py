@@ -76,7 +76,7 @@ class Workers:
 
     @property
     def first(self) -> int | None:
-        """The lowest number of a training worker, if any; the hub copies its model buffers."""
+        """The training worker with the lowest number, if any; the hub copies its model buffers."""
         return min(self.live, default=None)
 
     @property
