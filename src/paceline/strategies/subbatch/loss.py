@@ -88,12 +88,12 @@ class StepBatch:
         return tuple(len(parts[number]) for parts in self.rows)
 
     def rows_of(self, number: int) -> Tensor:
-        """Return the indices in the batch of the rows of sub-batch `number`, in rank order."""
+        """Return the rows of sub-batch `number`, as indices into `targets`, in rank order."""
         return torch.cat([parts[number] for parts in self.rows])
 
 
 def num_counted(targets: Tensor) -> int:
-    """Return the number of rows with a target other than -100; only these count in the loss."""
+    """Return the number of rows with a target other than -100 (ignored in the loss)."""
     return int((targets != IGNORED).sum())
 
 
@@ -132,7 +132,7 @@ class CrossEntropy:
         largest, sums, of_target = terms.unbind(2)
         whole = largest.amax(0)
         log_sum = (sums * (largest - whole).exp()).sum(0).log()
-        # This order of operations keeps the digits of a small loss even if logits are large.
+        # This order of additions keeps a small loss precise even if logits are large.
         losses = log_sum + (whole - of_target.sum(0))
         return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
 

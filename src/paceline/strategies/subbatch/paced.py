@@ -1,4 +1,4 @@
-"""Make split models whose layers sleep instead of computing; exchanges are real."""
+"""Make models for rehearsals: their layers sleep instead of computing; exchanges are real."""
 
 import time
 from collections.abc import Callable, Sequence

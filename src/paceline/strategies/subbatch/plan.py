@@ -68,7 +68,7 @@ def returned_of(layer: str) -> str:
 
 
 def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
+    """Plan `window.num_steps` steps on the first `config.workers` devices.
 
     Raises InvalidInput if the model cannot be split, or the machine lacks a device, link or speed.
     """
@@ -189,7 +189,7 @@ class _SubBatchPlan:
         return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
-        """Return the tasks after which a worker has all parameter gradients of its head part."""
+        """Return the tasks that complete a worker's parameter gradients: one per head layer."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
@@ -233,7 +233,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step; assume the largest part of the head for each worker."""
+    """Yield the sub-batches of a step; assume the largest head part for each worker."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None

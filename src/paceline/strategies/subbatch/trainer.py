@@ -230,7 +230,7 @@ class SplitTrainer:
 
         Returns the gradients (rows, features) of this rank's activations, and the mean loss.
         """
-        parts = activations.detach().tensor_split(len(batch.rows[0]))  # split by samples
+        parts = activations.detach().tensor_split(len(batch.rows[0]))  # one part per sub-batch
         passes = [
             SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
@@ -361,7 +361,7 @@ class SubBatchPass:
         if place:
             before = self._layers[place - 1]
             what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
-            values = values.t()  # `all_gather` gathers rows
+            values = values.t()  # transpose, because `all_gather` gathers rows
         codec, group = self._trainer.config.activations, self._trainer.thread.process_group
         exchange = RowExchange(codec, group, sizes, self._trainer.sent, what)
         name = self._layers[place].name

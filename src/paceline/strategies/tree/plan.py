@@ -152,7 +152,7 @@ def _critical_path(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """A cost model in which each message takes 1, and forward and backward passes take 0.
+    """A cost model in which messages take 1, and forward and backward passes 0.
 
     `addition`: the time of an addition, relative to a message.
     """

@@ -41,9 +41,9 @@ ALL_WORKERS = "all workers"  # this strategy's only key in `Updates.staleness`
 class GradientSum:
     """The sum of the gradients of `count` steps, as a vector of all parameters' gradients.
 
-    A step's weight in the sum is its number of samples, divided by the mean number per step.
-    `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
-    by epoch.
+    A step's weight in the sum is its number of samples, divided by the mean number of samples per
+    step. `version`: the version of the oldest parameters that workers used. `losses`: the sums of
+    losses, by epoch.
     """
 
     vector: Tensor
@@ -72,7 +72,7 @@ class LentHead:
     ) -> None:
         self.model, self.head = model, head.to(device)
         self._kept, self.device = kept, device
-        self.parameters = trainable(self.head)  # without values except during an answer
+        self.parameters = trainable(self.head)  # have values only during an answer
         self.empty()
 
     def fill(self) -> None:

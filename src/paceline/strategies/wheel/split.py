@@ -122,7 +122,7 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
-    """Return the sizes of a worker's messages in a step, by purpose (Du et al., Table 1).
+    """Return the sizes of a worker's messages per step, by purpose (paper's Table 1).
 
     Raises InvalidInput for a codec whose number of bytes depends on the values.
     """

@@ -106,7 +106,7 @@ class Workers:
         own.is_live, own.half = False, None
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the slowest live worker is at most `staleness` steps behind this step."""
+        """Return whether the slowest live worker is at most `staleness` steps behind `step`."""
         own = self.of(worker)
         if self._staleness is None:
             return True

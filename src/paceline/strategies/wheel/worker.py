@@ -48,7 +48,7 @@ from paceline.training.data.batch import Batch, SampleShare
 from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import Recipe
 
-logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
+logger = logging.getLogger("paceline.worker")  # not __name__, which may be __main__
 _POLL_S = 1.0
 _PATIENCE_S = 5.0  # longest wait for parameters before a worker lets other workers compute
 _MIN_PROBE_NBYTES = 64 * 1024
@@ -95,7 +95,7 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share of each step, beginning with the step that the hub names."""
+        """Train on the worker's share of each step, from the step that the hub names."""
         while True:
             self._turns.check()
             try:

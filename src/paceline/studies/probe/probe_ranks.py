@@ -185,7 +185,7 @@ def _figures(
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
     known = facts(group.device)
-    memory = device.memory_nbytes()  # None: the device uses the host's memory
+    memory = device.memory_nbytes()  # None if the device uses the host's memory
     memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
     return description.RankFigures(
