@@ -1,9 +1,10 @@
-"""Compute outputs and gradients of the head's layers on one rank; no autograd between layers.
+"""Compute outputs and gradients of the head (a model's last layers) on one rank.
 
-A rank computes some outputs of every layer. A linear layer reads inputs that are gathered from all
-ranks. The gradients of these inputs are a sum over ranks, and each rank computes one summand.
-Activation functions and BatchNorm1d read only the rank's own features. BatchNorm1d computes the
-statistics of a sub-batch.
+A rank computes some outputs of every layer. Autograd runs only within a layer; the caller passes
+gradients from layer to layer. A linear layer reads inputs that are gathered from all ranks. The
+gradients of these inputs are a sum over ranks, and each rank computes one summand. Activation
+functions and BatchNorm1d read only the rank's own features. BatchNorm1d computes the statistics of
+a sub-batch.
 
 With torch.autocast, matrix products have autocast's dtype; sums, messages and other layers have the
 weights' dtype.
@@ -30,7 +31,7 @@ def dropout_seed(seed: int, step: int, name: str) -> int:
 class DropoutMasks:
     """The dropout masks of a step; `num_rows`: number of rows in the batch of all ranks.
 
-    Every rank draws the mask of the whole batch, which takes much less time than a linear layer.
+    Every rank draws the mask of the whole batch, and uses its part; drawing takes little time.
     The mask equals that of `nn.Dropout` on a CPU after
     `torch.manual_seed(dropout_seed(seed, step, name))`, for the batch in rank order.
     """
@@ -59,7 +60,8 @@ class DropoutMasks:
 class _Saved:
     """The tensors that a layer keeps for the backward pass of a sub-batch.
 
-    `leaf`: the leaf for autograd, which is a linear layer's outputs or a BatchNorm1d's inputs.
+    `leaf`: the tensor where autograd's graph begins: a linear layer's outputs or a BatchNorm1d's
+    inputs.
     """
 
     inputs: Tensor
@@ -69,7 +71,7 @@ class _Saved:
 
 
 class HeadLayer:
-    """Computes this rank's outputs of a layer of the head, sub-batch by sub-batch.
+    """Computes this rank's outputs of a layer of the head (last layers), sub-batch by sub-batch.
 
     The argument `number` of its methods is the number of the sub-batch.
     """

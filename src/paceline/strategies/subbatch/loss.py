@@ -39,8 +39,8 @@ def label_message(targets: Tensor, most: int, num_classes: int) -> Tensor:
     if len(rows) > most:
         raise InvalidInput(
             "data",
-            f"must have samples of equal length: {len(targets)} samples have {len(rows)} targets, "
-            f"but samples as long as the first one have at most {most}",
+            f"must have samples as long as the first one: a worker's batch then has at most {most} "
+            f"targets, but this batch has {len(rows)}",
             hint="pad all samples to one length",
         )
     known = rows[rows != IGNORED]
@@ -88,12 +88,12 @@ class StepBatch:
         return tuple(len(parts[number]) for parts in self.rows)
 
     def rows_of(self, number: int) -> Tensor:
-        """Return the indices in the batch of the rows of sub-batch `number`, in rank order."""
+        """Return the rows of sub-batch `number`, as indices into `targets`, in rank order."""
         return torch.cat([parts[number] for parts in self.rows])
 
 
 def num_counted(targets: Tensor) -> int:
-    """Return the number of rows that count in the loss: their target is not -100."""
+    """Return the number of rows with a target other than -100 (ignored in the loss)."""
     return int((targets != IGNORED).sum())
 
 
@@ -132,7 +132,7 @@ class CrossEntropy:
         largest, sums, of_target = terms.unbind(2)
         whole = largest.amax(0)
         log_sum = (sums * (largest - whole).exp()).sum(0).log()
-        # This order of operations keeps the digits of a small loss even if logits are large.
+        # This order of additions keeps a small loss precise even if logits are large.
         losses = log_sum + (whole - of_target.sum(0))
         return cls(losses.masked_fill_(targets == IGNORED, 0.0), whole, log_sum)
 

@@ -1,4 +1,4 @@
-"""Make split models whose layers sleep instead of computing; exchanges are real."""
+"""Make models for rehearsals: their layers sleep instead of computing; exchanges are real."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class PacedHeadLayer(HeadLayer):
             module = nn.Linear(num_inputs, own, device="meta")
         super().__init__(TracedLayer(name, module), sharding, rank)
         self._times = times
-        self._num_rows: dict[int, int] = {}  # number of rows of each sub-batch
+        self._num_rows: dict[int, int] = {}  # number of rows, by number of the sub-batch
 
     def forward(self, number: int, inputs: Tensor, rows: Tensor, masks: DropoutMasks) -> Tensor:
         """Sleep as long as the forward pass would take, and return zeros instead of outputs."""
@@ -50,7 +50,7 @@ class PacedHeadLayer(HeadLayer):
         return torch.zeros(len(inputs), self.shard.size)
 
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
-        """Sleep as long as computing the input gradients would take, and return zeros."""
+        """Sleep as long as computing the input gradients would take, and return zeros instead."""
         count = self._num_rows[number] = len(by_outputs)
         time.sleep(self._times(number, count)[1])
         return torch.zeros(count, self.module.weight.shape[-1])
@@ -70,8 +70,8 @@ def paced_optimizer(each_s: float) -> Callable[[nn.Module], torch.optim.Optimize
 def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDevice) -> SplitModel:
     """Return a rank's part of a model whose layers sleep as long as `device` would compute.
 
-    `workload`: the workload of the rank with the most samples. Raises InvalidInput if the model
-    cannot be split.
+    `workload`: the model's layers, with costs for the rank with the most samples. Raises
+    InvalidInput if the model cannot be split.
     """
     parts = cut(workload, config.head, config.workers)
     start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample

@@ -47,14 +47,14 @@ from paceline.strategies.subbatch.head import (
     update_work,
 )
 
-LOSS, LABELS = "loss", "labels"  # `Task.part` of the exchanges of loss terms and of targets
+LOSS, LABELS = "loss", "labels"  # names (`Task.part`) of the exchanges of loss terms and targets
 _LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
-# Bytes of a target, and of a message's header, which has the numbers of samples and rows.
+# A target has 8 bytes. A message's header has two numbers of 8 bytes: its samples and rows.
 _LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8
-# Element sizes in bytes that a codec of the body's gradients can encode: float32, and types that
-# convert to float32 exactly.
+# Codecs of the body's gradients encode values of 2 and 4 bytes: float32, and types that convert to
+# float32 exactly.
 _GRADIENTS = (2, 4)
-_FLOAT32 = (4,)  # element size in bytes that codecs of activations and their gradients can encode
+_FLOAT32 = (4,)  # codecs of activations and their gradients encode only values of 4 bytes
 
 
 def weights_of(layer: str) -> str:
@@ -68,7 +68,7 @@ def returned_of(layer: str) -> str:
 
 
 def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window) -> Plan:
-    """Plan a window of steps on the first `config.workers` devices.
+    """Plan `window.num_steps` steps on the first `config.workers` devices.
 
     Raises InvalidInput if the model cannot be split, or the machine lacks a device, link or speed.
     """
@@ -84,8 +84,8 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
-                # Without a codec, a message also has a flag per parameter: whether this worker
-                # changed its gradient.
+                # Without a codec, a message also has a flag for each parameter: whether this worker
+                # has changed the parameter's gradient.
                 flags = [] if coding else [one.element_size for one in layer.parameters]
                 size = layer.gradient_nbytes + sum(flags), layer.num_parameters
                 gradients[layer.name] = Collective.over(
@@ -103,28 +103,29 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     """Return the bytes that each device needs, by name.
 
     A device stores a replica of the body, its part of the head, and the gathered inputs of the
-    head's layers: of all sub-batches, or of two if each sub-batch updates the head.
+    head's layers. It stores the inputs of all sub-batches, or of two if each sub-batch updates the
+    head.
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
     body, head, workers = parts.body, parts.head, config.workers
-    # In the head, a device keeps the gathered inputs of linear layers and its own logits.
+    # For the head's backward pass, a device keeps the inputs of linear layers and its own logits.
     own_outputs = head[-1].activation_nbytes * _share(head[-1], workers)
     features = own_outputs
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_passes = config.num_sub_batches(body.batch_size)
-    # The number of samples in a sub-batch, divided by that in a worker's batch.
+    # `of_one`: all workers' samples in a sub-batch, relative to the samples in a worker's batch.
     of_one = workers * -(-body.batch_size // num_passes) / body.batch_size
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
-    # While the head runs, the body has no gradients yet, but a sub-batch has logit gradients.
+    # While the head runs, count the logit gradients of a sub-batch; the body has no gradients yet.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
     in_head += round(features * kept + own_outputs * of_one) + body.input_nbytes
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # `devices` may be only those of the first of several equal nodes. That node's workers
-        # have the largest shares, so ignore the other shares.
+        # Of several equal nodes, `devices` may have only the first node's devices. Its workers have
+        # the largest shares, so ignore the other shares.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
@@ -133,8 +134,8 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
 def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
     """Yield the configurations that the planner compares, which differ in the sub-batch's size.
 
-    Yields variants with 1, 2, 4, ... sub-batches per step, but fewer than `config` has, and then
-    `config` itself. If the user has set `sub_batch`, yields only `config`.
+    Yields variants with 1, 2, 4, ... sub-batches per step while these are fewer than in `config`.
+    Then yields `config` itself. If the user has set `sub_batch`, yields only `config`.
     """
     most, own = workload.batch_size * config.workers, config.num_sub_batches(workload.batch_size)
     num_passes = 1
@@ -146,7 +147,7 @@ def sizes(workload: Workload, config: SubBatch) -> Iterator[SubBatch]:
 
 @dataclass(frozen=True)
 class _LayerPass:
-    """A layer's work per worker in one sub-batch, and the layer's exchanges.
+    """A worker's work for a layer in one sub-batch, and the layer's exchanges.
 
     `gathered`: the all-gather of the inputs. `returned`: the reduce-scatter of their gradients.
     """
@@ -188,7 +189,7 @@ class _SubBatchPlan:
         return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
-        """Return the tasks after which a worker has all parameter gradients of its head part."""
+        """Return the tasks that complete a worker's parameter gradients: one per head layer."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
@@ -232,7 +233,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step; every worker is planned with the largest head part."""
+    """Yield the sub-batches of a step; assume the largest head part for each worker."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None
@@ -282,7 +283,7 @@ def _exchange(
     values = round(nbytes / 4)
     if coding is not None:
         nbytes = coding.wire_format.nbytes(values)
-    # An all-gather or reduce-scatter sends half of the bytes of an all-reduce.
+    # An all-gather or a reduce-scatter is half of an all-reduce: half of its bytes and calls.
     on, whole = ring.reduction(workers * nbytes)
     transfer = Transfer(on, Cost(nbytes=whole.nbytes / 2, num_calls=whole.num_calls // 2))
     if coding is None or coding.speed.is_within_links:
@@ -308,8 +309,8 @@ def _step_tasks(
 ) -> Iterator[Task]:
     """Yield the tasks of a step.
 
-    `labels`: the exchange of targets. `gradients`: the all-reduce of each layer of the body, in
-    backward order. `update`: cost of a worker's optimizer step.
+    `passes`: the sub-batches. `labels`: the exchange of targets. `gradients`: the all-reduce of
+    each layer of the body, in backward order. `update`: cost of a worker's optimizer step.
     """
     workers, body = compute.workers, compute.workload
     backward: list[list[Task]] = []

@@ -109,8 +109,8 @@ def _calibrated(
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # Assume that a layer takes equal time in all sub-batches: the layer's key has no sub-batch. All
-    # workers take part in an exchange, so the exchange's key has no `owner`.
+    # Assume that a layer takes equal time in all sub-batches: its `PriceKey` has no sub-batch. All
+    # workers take part in an exchange, so the `PriceKey` of an exchange has no `owner`.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),
@@ -120,7 +120,7 @@ def _calibrated(
         lambda span: PriceKey("", span.kind, span.part, span.sub_batch),
     )
     if len(machine.devices) > 1:
-        # Measured exchanges include encoding and decoding, so the plan must not add time for these.
+        # Measured exchanges include encoding and decoding, so codecs take no more time in the plan.
         machine = linked_in_ring(machine, machine.devices, _ANY_LINE)
         codecs = dict.fromkeys(get_args(Kernel), _WITHIN_LINKS)
         machine = machine.with_each("hosts", codecs=codecs).with_each("devices", codecs=codecs)
@@ -137,7 +137,7 @@ def _calibrated(
 def planned_nbytes(workload: Workload, machine: Machine, config: SubBatch) -> dict[str, float]:
     """Return the planned bytes that each worker sends per step, by purpose such as "loss"."""
     if len(machine.devices) > 1:
-        # An exchange task counts all bytes that a host sends, so plan a separate host per worker.
+        # Plans count an exchange's bytes per host, so give each worker a host of its own.
         names = [f"host{i}" for i in range(len(machine.devices))]
         hosts = tuple(machine.hosts[0].model_copy(update={"name": name}) for name in names)
         devices = tuple(

@@ -1,4 +1,4 @@
-"""Run strategy subbatch: train or rehearse the body and this rank's part of the head."""
+"""Run strategy subbatch: train this rank's part of a model, or rehearse with sleeping layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,12 +32,12 @@ from paceline.strategies.subbatch.state import save
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.training.recipes.named import recipe_of, tried_with, workload_of
 
-_PACED_COPIES = 3  # tensors per parameter in a rehearsal's plan: parameter, gradient, momentum
+_PACED_COPIES = 3  # tensors counted per parameter in a rehearsal: value, gradient, momentum
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield this rank's runner; raise InvalidInput if model, data and workers do not match."""
+    """Yield this rank's runner; InvalidInput if model, data and workers do not fit together."""
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 
@@ -79,7 +79,7 @@ class SplitRunner:
         test = partial(evaluate, trainer, score=score)
         learner = Learner(self._model.body, trainer.step, test, trainer.state, trainer.load)
         trained = loop.train(session, trainee, recorder, trainer.replica, learner)
-        # Close the thread only after success: after an error it might wait for a lost rank.
+        # Not in a `finally`: after an error, the communication thread might wait for a lost rank.
         trainer.thread.close()
         sent = group.gather(trainer.sent_nbytes)
         to_send = planned_nbytes(self.workload, self._machine, config)
@@ -101,7 +101,7 @@ class SplitRunner:
         for layer in self._model.head:
             for parameter in layer.parameters:
                 copies = trainer.num_copies(parameter)
-                if self._session.is_rehearsal:  # count momentum, which PacedSGD lacks
+                if self._session.is_rehearsal:  # PacedSGD has no momentum, but training has
                     copies = _PACED_COPIES
                 own += copies * parameter.nbytes
                 of_output = copies * parameter.nbytes // layer.shard.size
@@ -139,7 +139,7 @@ def _real(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
 def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
-    assert device is not None  # None would mean `slowdown`, which subbatch refuses
+    assert device is not None  # None: rehearsal with `slowdown`, which subbatch refuses
     sizes = shares(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]

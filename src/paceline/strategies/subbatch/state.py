@@ -34,8 +34,9 @@ from paceline.exchange.checkpoints import State
 from paceline.links.group import Group
 from paceline.training.models.sharded import Sharding
 
-_TRAINING = "training"  # name of the JSON part in this strategy's checkpoints
-# By layer name, how each head layer is split among ranks; its tensors have one row per output.
+_TRAINING = "training"  # name of the checkpoint's JSON part, training.json
+# How each layer of the head is split among ranks, by layer name. A layer's tensors have one row per
+# output.
 Head = Mapping[str, Sharding]
 
 
@@ -48,7 +49,7 @@ class _SavedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Combine a tensor with its layer's sharding; `name`: of the parameter or buffer."""
+        """Combine a tensor with its layer's sharding; `name`: its parameter's or buffer's name."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property
@@ -86,7 +87,7 @@ def save(path: Path, model: nn.Module, head: Head, group: Group) -> None:
 class SplitState:
     """Saves and loads a rank's part of the training state.
 
-    `optimizers`, `schedules`: by the name of the module that they update.
+    The keys of `optimizers` and `schedules` are the names of the modules that they update.
     """
 
     model: nn.Module
@@ -152,7 +153,7 @@ class SplitState:
         return _SavedTensor.of(tensor, name, self.head)
 
     def _kinds(self, values: Json) -> dict[str, str]:
-        """Return the shapes and dtypes of an optimizer's parameters, before splitting, by name."""
+        """Return the shapes and dtypes of an optimizer's whole (unsplit) parameters, by name."""
         named = self.model.named_parameters()
         own = ((n, one) for n, one in named if n in values["parameters"])
         return {n: kind_of(_SavedTensor.of(one, n, self.head).whole) for n, one in own}

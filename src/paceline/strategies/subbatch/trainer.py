@@ -50,7 +50,8 @@ from paceline.training.models.sharded import Sharding
 from paceline.training.recipes.recipe import described
 
 Schedule = Callable[[Optimizer], LRScheduler | None]
-# Names of optimizers; the optimizer of a single layer of the head has the layer's name.
+# Names of optimizers by what they update: the whole model, or the body. The optimizer of a single
+# layer of the head has the layer's name.
 WHOLE, BODY = "model", "body"
 
 
@@ -202,7 +203,7 @@ class SplitTrainer:
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
                 self._clip(self.learning.clip_norm)
-            # The first optimizer updates the model, or the body if sub-batches update the head.
+            # The first optimizer updates the model; only the body if sub-batches update the head.
             whole = next(iter(self.optimizers.values()))
             whole.step()
             whole.zero_grad()
@@ -229,7 +230,7 @@ class SplitTrainer:
 
         Returns the gradients (rows, features) of this rank's activations, and the mean loss.
         """
-        parts = activations.detach().tensor_split(len(batch.rows[0]))  # split by samples
+        parts = activations.detach().tensor_split(len(batch.rows[0]))  # one part per sub-batch
         passes = [
             SubBatchPass(self, number, batch, masks, part.flatten(0, -2))
             for number, part in enumerate(parts)
@@ -238,7 +239,7 @@ class SplitTrainer:
         if self.updates_each:
             next(running[0])
             for one, following in zip(running, [*running[1:], iter(())], strict=True):
-                next(following, None)  # only begins to send the next sub-batch's activations
+                next(following, None)  # the next sub-batch begins to send, but does not compute
                 for _ in one:
                     pass
         else:
@@ -298,8 +299,8 @@ class SubBatchPass:
         self._rows = batch.rows_of(number)
         self._targets = batch.targets[self._rows]
         self._of_row = 1 / max(1, batch.num_counted)  # weight of a row in the batch's mean loss
-        # Gradients are those of the batch's mean loss. If each sub-batch updates the head, `_scale`
-        # converts the head's parameter gradients to those of the sub-batch's mean loss.
+        # Gradients belong to the batch's mean loss. If each sub-batch updates the head, the factor
+        # `_scale` turns the head's parameter gradients into those of the sub-batch's mean loss.
         counted = num_counted(self._targets) if trainer.updates_each else 0
         self._updates = counted > 0
         self._scale = batch.num_counted / counted if counted else 1.0
@@ -351,7 +352,7 @@ class SubBatchPass:
             yield
 
     def _gather(self, place: int, values: Tensor) -> Future[Tensor]:
-        """Start gathering the inputs of the linear layer number `place` from all ranks.
+        """Start gathering the inputs of the head's layer with index `place` from all ranks.
 
         The first layer gathers rows, because each rank has the body's outputs for some samples. A
         later layer gathers columns, because each rank has some outputs of the previous layer.
@@ -360,7 +361,7 @@ class SubBatchPass:
         if place:
             before = self._layers[place - 1]
             what, sizes = f"activations of layer {before.name!r}", before.sharding.sizes
-            values = values.t()  # `all_gather` gathers rows
+            values = values.t()  # transpose, because `all_gather` gathers rows
         codec, group = self._trainer.config.activations, self._trainer.thread.process_group
         exchange = RowExchange(codec, group, sizes, self._trainer.sent, what)
         name = self._layers[place].name
@@ -369,7 +370,7 @@ class SubBatchPass:
     def _return(self, place: int, gradients: Tensor) -> Future[Tensor]:
         """Start a reduce-scatter: each input gradient is summed on the rank that sent the input.
 
-        `place`: number of the linear layer in the head.
+        `place`: index of the linear layer in the head.
         """
         name, sizes = self._layers[place].name, self._batch.sizes_of(self._number)
         if place:

@@ -7,7 +7,7 @@ from paceline.strategies.tree.config import Tree
 _PLANNING = Planning(
     plan.plan, memory=plan.memory, calibrate=plan.calibrate, reports_after_backward=True
 )
-# Rank 0 may return before the other ranks have the means.
+# Exchanges do not end together: rank 0 may return before other ranks have the mean gradients.
 _RUNNING = Running(f"{__name__}.run", ends_together=False)
 _OPTIONS = Options(REPLICA_SETTINGS | {"exchange_alone"})
 STRATEGY = Strategy("tree", Tree, _PLANNING, _RUNNING, _OPTIONS)

@@ -44,7 +44,7 @@ def children(rank: int, world_size: int) -> list[int]:
 
 
 class _Edge(NamedTuple):
-    """An edge of the tree: message up to the parent, addition by the parent, message down."""
+    """An edge of the tree, with its two messages and the parent's addition."""
 
     child: int
     parent: int
@@ -152,9 +152,9 @@ def _critical_path(machine: Machine) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _InMessages:
-    """A cost model in units of a message's time; forward and backward passes take no time.
+    """A cost model in which messages take 1, and forward and backward passes 0.
 
-    `addition`: the time of an addition in this unit.
+    `addition`: the time of an addition, relative to a message.
     """
 
     addition: float

@@ -63,7 +63,7 @@ class FlatGradients:
         for slot, part in zip(self._slots, self._parts, strict=True):
             gradient = slot.parameter.grad
             if gradient is None:
-                # Without a gradient, clear the previous step's mean from the buffer.
+                # No gradient in this step: overwrite the previous step's mean in the buffer.
                 part.zero_()
             elif gradient is not part:
                 part.copy_(gradient)
@@ -159,7 +159,7 @@ class TreeExchange(Exchange):
         self._bytes_received += values.nbytes
 
     def discard(self) -> None:
-        """Refuse to cancel the step (InvalidInput): other ranks wait for this rank's gradients."""
+        """Raise InvalidInput: a step cannot be cancelled, as other ranks wait for its gradients."""
         problem = "cannot discard a step after a failed backward pass"
         hint = "end the run, or use exchange='host' on one machine"
         raise InvalidInput("exchange", problem, hint=hint)

@@ -36,9 +36,9 @@ from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
 _REPORT = TypeAdapter(ChildReport)
-_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # requests that are refused for completed steps
+_ONCE = (Topic.ACTIVATIONS, Topic.GRADIENTS)  # not allowed for steps that are already completed
 _OF_BODIES = (Topic.PARAMETERS, *_ONCE)
-_AHEAD = 1  # a request's step may exceed the worker's first incomplete step by this number
+_AHEAD = 1  # a request may be at most this many steps ahead of the worker's next step
 
 
 class Gate:
@@ -49,7 +49,7 @@ class Gate:
     ) -> None:
         self._workers, self._num_steps = workers, num_steps
         self._layout, self._version = layout, version
-        self._newest = 0  # highest version so far; `version` may fall when a parent hub restarts
+        self._newest = 0  # highest version seen; when a parent hub restarts, the version may fall
 
     def check(self, worker: int, message: Message) -> Topic:
         """Return the topic of a request; raise InvalidInput if the request is not allowed now."""
@@ -90,7 +90,7 @@ class Gate:
     def done(
         self, worker: int, message: Message, *, is_child: bool
     ) -> tuple[Trace, ChildReport | None]:
-        """Decode a DONE request: a worker's trace and, from a rehearsal's child hubs, a report.
+        """Decode a DONE request: the worker's trace; in rehearsals, also a child hub's report.
 
         Raises InvalidInput if the worker has not completed all steps.
         """
@@ -200,7 +200,7 @@ class Answers:
     def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
         """Return the sent bytes, and the bytes planned by Table 1 of Du et al. 2017."""
         job, spec = self._job, self._job.spec
-        sizes: Counter[int] = Counter()  # number of the workers' batches, by batch size
+        sizes: Counter[int] = Counter()  # number of batches of each size, over all workers
         for worker in set(range(spec.config.workers)) - self.children.workers:
             each = [job.share(worker, step)[0] for step in range(job.steps_per_epoch)]
             whole, rest = divmod(spec.num_steps, len(each))
@@ -212,7 +212,7 @@ class Answers:
         return Counter(self.nbytes), planned
 
     def sent_share(self) -> SentShare | None:
-        """Compare the sent share of gradient values with the share that the codec declares.
+        """Compare the share of gradient values that were sent with the codec's declared share.
 
         Returns None if no codec encodes gradients.
         """
@@ -251,7 +251,7 @@ class Answers:
         if len(parts) <= batches.num_parts:
             raise InvalidInput(
                 "activations",
-                f"must be in the same message, after {batches.num_parts} parts of targets",
+                f"must follow the {batches.num_parts} parts of targets in the message",
             )
         count, weight = self._job.share(worker, step)
         of_targets, rest = parts[: batches.num_parts], parts[batches.num_parts :]
@@ -288,7 +288,7 @@ class Answers:
 
     def _merge(self, request: RpcRequest) -> Message | None:
         self._log.count(self.children.update(request.worker, request.message))
-        # Reply with all parameters as soon as the child hub may begin its next step.
+        # The reply is that of a fetch: all parameters, once the child hub may begin its next step.
         fetch = Message(Topic.WHOLE_PARAMETERS, request.message.step)
         return self._fetch(replace(request, message=fetch))
 

@@ -27,7 +27,7 @@ class ServerProgress(Record):
     """The progress of a parameter server after `version` updates.
 
     `layout`: the settings, parameters and data of the run, as JSON. `staleness[k]`: the number of
-    updates with gradients of parameters that were k updates old.
+    updates whose gradients were computed with parameters that were k updates old.
     """
 
     layout: str

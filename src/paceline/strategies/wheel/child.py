@@ -58,8 +58,8 @@ def take_part(
     client, progress = clients[settings.number], progress or Progress()
     job, server = _server_of(settings, client)
     spec, config = job.spec, job.spec.config
-    # Only rehearsals may have no address to listen on. The hub then starts all workers on this
-    # machine's CPU, because these workers mostly sleep.
+    # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
+    # this machine's CPU, because these workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
     with ExitStack() as stack:
         stack.callback(server.close)

@@ -75,7 +75,7 @@ class ChildServer(ParameterServer):
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether a worker may begin now; otherwise it waits for workers or the parent."""
+        """Return whether a worker may begin `step`, or must wait for others or the parent."""
         may = super().may_begin(worker, step)
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
@@ -110,7 +110,7 @@ class ChildServer(ParameterServer):
         self._staleness[self.version - version] += 1
 
     def _send(self, least: int) -> None:
-        """Send the mean gradients if no exchange runs and the sum has `least` or more updates."""
+        """Send the mean if no exchange runs and at least `least` updates are summed."""
         gradients = self._sum
         if self._exchange is not None or gradients is None or gradients.count < least:
             return

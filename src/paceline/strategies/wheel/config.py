@@ -13,8 +13,8 @@ from paceline.core.reading import read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose, check_codec
 
-# The default momentum of SGD. Stale gradients need about half of the usual lr / (1 - momentum): at
-# an equal lr, momentum 0.8 instead of 0.9 halves this ratio (docs/strategies/wheel.md).
+# The default momentum of SGD. Stale gradients need about half of the usual lr / (1 - momentum).
+# With momentum 0.8 instead of 0.9 and the same lr, it is halved (docs/strategies/wheel.md).
 MOMENTUM = 0.8
 _Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -2,7 +2,7 @@
 
 The hub executes requests at once, with three exceptions. A worker's BEGIN waits until training
 begins. A request for parameters waits while another worker is too far behind
-(`ParameterServer.may_begin`). Workers measure their links one by one.
+(`ParameterServer.may_begin`). A measurement of a link waits while another worker measures.
 
 If a worker is lost, the hub drops its half-done step, and the other workers continue. The lost
 worker may return.

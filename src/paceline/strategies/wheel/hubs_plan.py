@@ -77,7 +77,7 @@ class HubExchanges:
         self._of_worker = [children[one] for one in placement.heads]
         self._on_root, self._gather = on_root, config.gathered
         self._waits = config.staleness == 0
-        # The root can wait for all child hubs only if every mean is complete at the end of a step.
+        # Whether the root waits for all child hubs: only if every mean is complete at a step's end.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
         self._sum = Cost(nbytes=_SUM_TRAFFIC * nbytes, num_calls=1)
         self._copy = Cost(nbytes=_COPY_TRAFFIC * nbytes, num_calls=1)
@@ -109,7 +109,7 @@ class HubExchanges:
     def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
         """Yield the root's reply for each of `workers` whose gradients of `step` completed a mean.
 
-        The root sends all of these replies after the updates with all of these means.
+        The root first makes the updates with all of these means, and then sends all replies.
         """
         hubs = {worker: self._of_worker[worker] for worker in workers}
         sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
@@ -120,9 +120,10 @@ class HubExchanges:
             yield Task(self._copied(step, worker), hubs[worker].copying, self._copy, arrived)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
-        """Return the end of the exchange for which a worker's next fetch must wait, if any.
+        """Return the last task of the exchange for which a worker's next fetch must wait.
 
-        With `staleness=0`, the fetch waits for the latest exchange, otherwise for the one before.
+        With `staleness=0`, the fetch waits for the latest exchange, otherwise for the one before,
+        if any.
         """
         child = self._of_worker[worker]
         number = child.num_summed // self._gather - (1 if self._waits else 2)

@@ -44,8 +44,8 @@ from paceline.training.models.paced import PacedSGD, PacedWhole, paced_halves
 from paceline.training.recipes.named import is_given, recipe_of, workload_of
 from paceline.training.recipes.recipe import Recipe, built
 
-NUM_WARM_UP, NUM_LAST = 2, 1  # unmeasured steps at the start and end of a run
-# Fewest means of gradients that a child hub sends in a rehearsal, so that two are measured.
+NUM_WARM_UP, NUM_LAST = 2, 1  # numbers of unmeasured steps: the first and last steps of a run
+# In a rehearsal, each child hub must send this many mean gradients, so that two are measured.
 _FEWEST_MEANS = NUM_WARM_UP + NUM_LAST + 2
 _NUM_EXAMPLES = 2  # samples to try a cut: batch norm needs two
 _SPAN_NBYTES = 400  # upper bound of the size of a recorded task in a trace's JSON
@@ -169,7 +169,7 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
 
 
 def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if hubs exchange too few gradients in `num_steps` steps to be measured."""
+    """Raise InvalidInput if `num_steps` steps have too few exchanges between hubs to measure."""
     if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
         extra = NUM_WARM_UP + NUM_LAST
         least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
@@ -266,7 +266,7 @@ def activations_of(halves: Halves, inputs: Any, learning: Learning) -> Tensor:
 
 
 def layers_in(model: nn.Module, names: tuple[str, ...]) -> tuple[LayerModule, ...]:
-    """Return each layer of `model` whose first parameter is named in `names`."""
+    """Return the layers of `model` whose first parameter's name is in `names`."""
     layers = model.layers if isinstance(model, PacedWhole) else layers_of(model)
     return tuple(layer for layer in layers if layer.parameters[0][0] in names)
 
@@ -304,7 +304,7 @@ def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config:
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
-    """Add failed cuts to the workload; if tied weights prevent all, InvalidInput names them."""
+    """Add failed cuts to the workload; raise InvalidInput if tied weights prevent every cut."""
     try:
         split(workload, config)
     except InvalidInput:

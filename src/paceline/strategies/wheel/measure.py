@@ -25,7 +25,8 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.training.data.batch import Batch
 
-# By kind of copy in the hub's answer to a worker: what is copied, and the lane (row) in the trace.
+# The copies in a hub's answer to a worker. The values are what is copied, and the copy's lane (row)
+# in the trace.
 _COPIES = {
     Kind.H2D: (Purpose.HEAD_PARAMETERS, Lane.H2D),
     Kind.D2H: (Purpose.HEAD_GRADIENTS, Lane.D2H),

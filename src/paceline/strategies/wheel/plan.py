@@ -49,12 +49,12 @@ from paceline.strategies.wheel.routes import (
 from paceline.strategies.wheel.split import MessageSize, messages, split
 
 _KEPT_BY_SERVER = 2  # number of vectors of the model's size: the parameters and their momentum
-# A hub is a bottleneck if it is busy for at least this share of the plan. The share is below 1,
-# because only workers compute at the beginning and end of the plan.
+# A hub can be a bottleneck if it is busy for at least this share of the planned time. The share is
+# below 1, because only workers compute at the beginning and end.
 _SATURATED = 0.8
 _MOST_CHILD_HUBS = 8  # largest number of child hubs that a search tries
 _KEPT_BY_CHILD = 3  # number of vectors of the model's size: parameters, sum and mean of gradients
-_LENT = 2  # number of vectors of the head's size on its device: parameters and gradients
+_LENT = 2  # number of vectors of the head's size on the hub's device: parameters and gradients
 
 
 def plan(workload: Workload, machine: Machine, config: Wheel, window: Window) -> Plan:

@@ -44,7 +44,7 @@ OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATE
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Take the gradients out of `grad`; InvalidInput if a gradient is sparse or missing."""
+    """Return and clear the parameters' gradients; InvalidInput if one is sparse or missing."""
     found = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -11,7 +11,7 @@ from paceline.core.settings import Seconds
 from paceline.rpc.connecting import ConnectingWorkers
 from paceline.strategies.wheel.config import Wheel
 
-# Modules that worker processes and child hubs run: only names, because the modules import torch.
+# Modules that workers (WORKING) and child hubs (SERVING) run; not imported, to avoid torch.
 WORKING, SERVING = "paceline.strategies.wheel.worker", "paceline.strategies.wheel.child"
 _REFUSED = {  # options that a child hub cannot have, with hints
     "workers": "use --workers",
@@ -40,7 +40,8 @@ class ChildSettings(ConnectingWorkers):
     gather: int | None = Field(
         None,
         ge=1,
-        description="Send the mean gradients of this many steps at a time. Default: --workers.",
+        description="Send the parent the mean gradients of this many workers' steps at a time. "
+        "Default: --workers.",
     )
     parent_keys: Path | None = Field(
         None, description="Folder with the parent's hub.pub and this hub's worker.key."
@@ -56,7 +57,7 @@ class ChildSettings(ConnectingWorkers):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The index of this hub, the only worker of the parent in this process."""
+        """The numbers of the parent's workers in this process: only this hub's index."""
         return (self.number,)
 
     def config(self, head: str | None = None) -> Wheel:

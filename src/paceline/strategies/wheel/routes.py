@@ -167,7 +167,7 @@ def stages(
         return tuple(way)
     coding = Cost(flops=message.num_values, num_calls=len(pieces(message.num_values)))
     encode, decode = (
-        # No stage for devices whose measured link speed already includes encoding and decoding.
+        # Add no stage if the device's measured link speed already includes encoding and decoding.
         ()
         if codec_speed(device, codec).is_within_links
         else (RouteStage(kind, costs.codec_lanes(device, codec.kernel, kind), coding),)

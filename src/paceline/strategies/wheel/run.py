@@ -83,7 +83,7 @@ class WheelRunner:
         self._server = ParameterServer(
             *(job.model, job.halves, optimizer),
             **jobs.server_options(job),
-            # Do not divide the learning rate in a rehearsal, whose optimizer has none.
+            # 1 in a rehearsal, because its optimizer has no learning rate to divide by this number.
             updates_per_step=1 if job.spec.pace else job.spec.config.workers,
             schedule=job.schedule(optimizer),
         )
@@ -91,7 +91,7 @@ class WheelRunner:
             progress = load(session.resumed, self._server, job.layout)
             epochs = progress.epochs_over(job.steps_per_epoch)
         log = EpochLog(job, session.progress, test, every, epochs)
-        # Users give the run's name to remote workers; workers of this machine get a unique name.
+        # Remote workers get the run's name from users; workers of this machine get a unique name.
         run_id = session.run_id if settings.listen is None else settings.run_name or RUN
         self._hub = Hub(stack, settings, run_id, job, self._server, log, devices=self._devices)
         self._calibrated: PricedMachine | None = None
@@ -204,9 +204,9 @@ class WheelRunner:
     def _step_seconds(self) -> list[float]:
         """Return the seconds of each measured step, which consists of one update per worker.
 
-        The first steps, which are irregular, and the last step, which no forward follows, are not
-        measured. In a tree of hubs, an update may contain several steps or part of a step, so the
-        seconds are scaled to the number of samples in a batch.
+        The first steps, which are irregular, and the last step, which no forward pass follows, are
+        not measured. In a tree of hubs, an update may contain several steps or part of a step, so
+        the seconds are scaled to the number of samples in a batch.
         """
         spec, log = self._job.spec, self._hub.log
         workers = spec.config.workers
@@ -241,7 +241,7 @@ def _about(session: TrainingSession, job: jobs.TrainingJob) -> str:
 
 
 def _check_trained(config: Wheel, settings: TrainSettings) -> None:
-    """Raise InvalidInput if `child_hubs` is set, or if checkpoints are due after steps."""
+    """Raise InvalidInput if `child_hubs` is set, or if the checkpoint interval is in steps."""
     if config.child_hubs:
         hint = "start each child hub with paceline hub --parent"
         got = config.child_hubs

@@ -34,16 +34,16 @@ from paceline.training.models.halves import Halves, trainable
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
-ALL_WORKERS = "all workers"  # the only key in `Updates.staleness` of this strategy
+ALL_WORKERS = "all workers"  # this strategy's only key in `Updates.staleness`
 
 
 @dataclass
 class GradientSum:
     """The sum of the gradients of `count` steps, as a vector of all parameters' gradients.
 
-    A step's weight in the sum is its number of samples, divided by the mean number per step.
-    `version`: the version of the oldest parameters that workers used. `losses`: the sums of losses,
-    by epoch.
+    A step's weight in the sum is its number of samples, divided by the mean number of samples per
+    step. `version`: the version of the oldest parameters that workers used. `losses`: the sums of
+    losses, by epoch.
     """
 
     vector: Tensor
@@ -72,7 +72,7 @@ class LentHead:
     ) -> None:
         self.model, self.head = model, head.to(device)
         self._kept, self.device = kept, device
-        self.parameters = trainable(self.head)  # without values except during an answer
+        self.parameters = trainable(self.head)  # have values only during an answer
         self.empty()
 
     def fill(self) -> None:
@@ -330,7 +330,7 @@ def _check_optimizer(
     """Raise InvalidInput if the optimizer does not suit the server, or lacks a model parameter."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
-        raise InvalidInput("optimizer", "must use one dense gradient per step", got=kind)
+        raise InvalidInput("optimizer", "must work with one dense gradient per step", got=kind)
     if any("lr" not in group for group in optimizer.param_groups):
         if staleness_decay:
             raise InvalidInput("staleness_decay", f"requires an optimizer with lr, not {kind}")
@@ -342,4 +342,6 @@ def _check_optimizer(
     own = (*halves.body_parameters, *halves.head_parameters)
     for name, parameter in zip(names, own, strict=True):
         if id(parameter) not in updated:
-            raise InvalidInput("optimizer", f"must have the model's parameter {name!r}", got=kind)
+            raise InvalidInput(
+                "optimizer", f"must update all parameters, but lacks {name!r}", got=kind
+            )

@@ -24,8 +24,8 @@ from paceline.strategies.wheel.config import PaceSpec, Wheel
 
 LABEL_NBYTES = 4  # a class index is sent as a 32-bit integer
 _MATRIX = 2  # dimensions of a matrix; a convolution's weight has more
-# Limits for the number of products of matrix and vector that a layer computes per sample. A
-# layer on whole samples computes about one, an embedding none, a layer on tokens several.
+# Limits for a layer's number of matrix-vector products per sample. An embedding has none (below
+# 0.5), a layer on whole samples about one, a layer on tokens several (2 or more).
 _NO_PRODUCT, _SEVERAL = 0.5, 2
 TO_HUB = (Purpose.LABELS, Purpose.ACTIVATIONS, Purpose.GRADIENTS)
 FROM_HUB = (Purpose.ACTIVATION_GRADIENTS, Purpose.PARAMETERS)
@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Split before the layer with index `first`; at len(layers), the head is only the loss."""
+        """Split before layer number `first`, from 0; for len(layers), the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
         handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)
@@ -81,8 +81,8 @@ class Split(NamedTuple):
 def split(workload: Workload, config: Wheel) -> Split:
     """Cut the model before `config.head`; without this setting, where messages are smallest.
 
-    Without `config.head`, the head consists of fully-connected layers at the model's end. If such
-    a layer is applied to several positions of a sample (tokens), only the model's last layer is
+    Without `config.head`, the head consists of fully-connected layers at the model's end. Of layers
+    that are applied to several positions of a sample (tokens), only the model's last layer is
     allowed. The head is the loss alone if every cut has failed (`workload.refused_cuts`) or sends
     more bytes than data parallelism (Du et al. 2017, section 3.4.4).
 
@@ -122,7 +122,7 @@ def _index_of(workload: Workload, head: str) -> int:
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:
-    """Return the sizes of the messages of one worker's step, by purpose (Table 1).
+    """Return the sizes of a worker's messages per step, by purpose (paper's Table 1).
 
     Raises InvalidInput for a codec whose number of bytes depends on the values.
     """

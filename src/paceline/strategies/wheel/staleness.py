@@ -76,7 +76,7 @@ class Workers:
 
     @property
     def first(self) -> int | None:
-        """The lowest number of a training worker, if any; the hub copies its model buffers."""
+        """The training worker with the lowest number, if any; the hub copies its model buffers."""
         return min(self.live, default=None)
 
     @property
@@ -106,7 +106,7 @@ class Workers:
         own.is_live, own.half = False, None
 
     def may_begin(self, worker: int, step: int) -> bool:
-        """Return whether the slowest live worker is at most `staleness` steps behind this step."""
+        """Return whether the slowest live worker is at most `staleness` steps behind `step`."""
         own = self.of(worker)
         if self._staleness is None:
             return True

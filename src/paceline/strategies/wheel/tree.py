@@ -126,8 +126,8 @@ class ChildHubs:
         return found
 
 
-# A parent's reply with all parameters, and step numbers. If this hub has just joined, the numbers
-# are the hub's next step and, if known, its workers' next steps; otherwise there are no numbers.
+# A parent's reply with all parameters, and a tuple of steps. The tuple is empty unless this hub has
+# just joined: then it has the hub's next step and, if known, its workers' next steps.
 ParentReply = tuple[Message, tuple[int, ...]]
 
 

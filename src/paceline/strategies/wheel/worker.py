@@ -48,7 +48,7 @@ from paceline.training.data.batch import Batch, SampleShare
 from paceline.training.models.halves import buffers_restored
 from paceline.training.recipes.recipe import Recipe
 
-logger = logging.getLogger("paceline.worker")  # __name__ may be __main__
+logger = logging.getLogger("paceline.worker")  # not __name__, which may be __main__
 _POLL_S = 1.0
 _PATIENCE_S = 5.0  # longest wait for parameters before a worker lets other workers compute
 _MIN_PROBE_NBYTES = 64 * 1024
@@ -95,7 +95,7 @@ class BodyWorker:
         self._batch: Future[Batch] | None = None
 
     def run(self) -> None:
-        """Train on the worker's share of each step, from the step in the hub's reply to BEGIN."""
+        """Train on the worker's share of each step, from the step that the hub names."""
         while True:
             self._turns.check()
             try:
@@ -112,8 +112,8 @@ class BodyWorker:
                 return
             except HubRestarted as error:
                 logger.info("worker %d, step %d: %s", self.worker, self._step, error)
-            # Leave the turns: the hub waits for BEGIN from all workers, so this device's other
-            # workers must get turns before this worker continues.
+            # Let this device's other workers take their turns now, because the hub waits until all
+            # workers have sent BEGIN.
             self._turns.leave(self.worker)
             self._body.zero_grad()
 
@@ -251,7 +251,7 @@ def take_part(settings: WorkerProcessSettings, clients: Mapping[int, Client]) ->
     lanes = spec.config.lanes
     expected = tuple(spec.config.workers_by_device[1 + workers[0] // lanes])
     if workers != expected:
-        problem = f"must be {listed(expected)} on this device, because the hub has lanes={lanes}"
+        problem = f"must be {listed(expected)}: with lanes={lanes}, these share a device"
         raise InvalidInput("workers", problem, got=listed(workers))
     device = first_device() if settings.device is None else device_named(settings.device)
     if spec.pace is not None:  # in a rehearsal, layers sleep instead of computing

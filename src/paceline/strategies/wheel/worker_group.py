@@ -16,8 +16,8 @@ from paceline.strategies.wheel.staleness import Workers
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 32  # number of times kept per worker; a time lasts from a reply to the next request
-_TIMES = 20.0  # until its next request, a worker may take this multiple of its median time
+_KEPT = 32  # durations kept per worker; each is the time from a reply to the worker's next request
+_TIMES = 20.0  # a worker is late if a request takes longer than this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
 _MOST_PROBES = 200  # largest number of probes from one worker
@@ -69,7 +69,7 @@ class ProgressDeadline:
 class ProbeTurns:
     """Lets one worker at a time measure its link to the hub, because links may share a cable.
 
-    A probe is a request whose `step` is the number of bytes that the reply must have. Another
+    A probe is a request for a reply of a given size; its `step` is the number of bytes. Another
     worker may measure if the current worker sends no probe for `deadline_s`.
     """
 
@@ -89,7 +89,9 @@ class ProbeTurns:
         if self._worker not in (None, worker):
             return None
         if not 0 <= probe.step <= self._max_nbytes:
-            raise InvalidInput("probe", f"must be 0 to {self._max_nbytes} bytes", got=probe.step)
+            raise InvalidInput(
+                "probe", f"must ask for 0 to {self._max_nbytes} bytes", got=probe.step
+            )
         self._counts[worker] += 1
         if self._counts[worker] > _MOST_PROBES:
             raise InvalidInput("probe", f"must be sent at most {_MOST_PROBES} times by a worker")

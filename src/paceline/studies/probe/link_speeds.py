@@ -33,8 +33,8 @@ _SMALL_COPY_NBYTES, _LARGE_COPY_NBYTES = 4, 1 << 26
 class Links:
     """Measures the links of a machine; all ranks must call `measure` together.
 
-    `hosts`: ranks of each host. `on_host`, `on_device`: samplers that time work on each.
-    `method`: text with which each link's `source` begins.
+    `hosts`: ranks of each host. `on_host`, `on_device`: samplers that time work on the host or on
+    the device. `method`: text with which each link's `source` begins.
     """
 
     machine: Machine
@@ -57,7 +57,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # a host's CPU workers exchange by gloo, too
+            if len(ranks) > 1 and not on_gpu:  # CPU workers of one host also exchange by gloo
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})

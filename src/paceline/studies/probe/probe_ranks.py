@@ -39,8 +39,8 @@ from paceline.runs.rank import as_rank, leave
 from paceline.studies.probe import machine_description as description
 from paceline.studies.probe.link_speeds import Links, measure_codec_latencies
 
-_NUM_MEASURED = 20  # approximate number of measurements, which take equally long
-_PATIENCE_S = 60.0  # a rank that exceeds the planned duration by more counts as lost
+_NUM_MEASURED = 20  # the duration is divided equally among about this many measurements
+_PATIENCE_S = 60.0  # a rank that takes this much longer than planned counts as lost
 _MOST_BY_DEFAULT = 2
 logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -97,14 +97,14 @@ def probe_machine(settings: ProbeSettings) -> None:
 
 def work(settings: ProbeSettings) -> int:
     """Measure as one rank, and print any error; return the exit code."""
-    # Read the cores now, because `as_rank` divides a host's cores among its ranks.
+    # Read all cores that this process may use before `as_rank` divides them among a host's ranks.
     usable = sorted(os.sched_getaffinity(0))
     return as_rank(partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds)
 
 
 def _probe_rank(settings: ProbeSettings, usable: list[int], group: Group) -> None:
     problem = output_problem(settings) if group.rank == 0 else None
-    # All ranks exit before measuring if rank 0 refuses the output; rank 0 reports the reason.
+    # If rank 0 refuses the output file, all ranks exit before measuring; rank 0 reports why.
     if (refused := group.gather(problem and str(problem))[0]) is not None:
         raise InvalidInput.of(refused)
     err = console(stderr=True, quiet=group.rank != 0)
@@ -185,7 +185,7 @@ def _figures(
     rows = group.gather(usable)
     device, several = device_of(group.device), group.world_size > 1
     known = facts(group.device)
-    memory = device.memory_nbytes()  # None: the device uses the host's memory
+    memory = device.memory_nbytes()  # None if the device uses the host's memory
     memory_nbytes = memory[1] if memory else known["memory_bytes"] // len(place.members)
     on_gpu, is_first = device.kind == DeviceKind.GPU, group.rank == place.members[0]
     return description.RankFigures(

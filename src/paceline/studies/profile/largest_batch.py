@@ -25,7 +25,7 @@ from paceline.studies.profile.profiled_steps import SEED, optimizer_of, profiled
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the largest batch that fits may exceed the result by 1/16
+_FINENESS = 16  # the largest batch that fits exceeds the result by at most 1/16
 _FEW, _MOST = 2, 2**24  # smallest and largest batch to try; batch norm needs two samples
 _SHARE_OF_FREE = 0.9  # share of the free memory that may be used
 _LONGEST_ATTEMPT_S = 120.0
@@ -42,10 +42,10 @@ class GaveUp(Exception):
 def largest(fits: Callable[[int], bool], first: int, most: int) -> tuple[int, bool]:
     """Return the largest batch up to `most` that fits, and whether the search was completed.
 
-    `fits(size)` tries a batch. The search starts at `first`, doubles while the batch fits, or
-    halves until it fits, and then bisects. The true maximum exceeds the result by at most 1/16; 0
-    means that no batch fits. If `fits` raises GaveUp, the search ends incomplete, and a larger
-    batch may fit.
+    `fits(size)` tries a batch. From `first`, the search doubles the size while it fits, or halves
+    the size until it fits. Then it bisects. The true maximum exceeds the result by at most 1/16; a
+    result of 0 means that no batch fits. If `fits` raises GaveUp, the search ends incomplete, and a
+    larger batch may fit.
     """
     low, high = 0, most + 1
     size = min(max(1, first), most)
