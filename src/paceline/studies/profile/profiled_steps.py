@@ -147,7 +147,7 @@ class Findings:
 
     `together`: torch.profiler's measurement of steps with the exchange. `alone`: torch.profiler's
     measurement of steps without the exchange. `memory`: bytes of tensors in a step without the
-    exchange. `by_operator`: net bytes that each operator allocates. `held`: memory of its process.
+    exchange. `by_operator`: net bytes that each operator allocates. `held`: memory of this process.
     """
 
     subject: ProfiledModel

@@ -113,7 +113,7 @@ def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A study: settings, the device that it emulates, the machine that it predicts, the model."""
+    """A study: settings, emulated device (or None), machine to predict for (or None), and model."""
 
     settings: ScaleSettings
     device: KnownDevice | None

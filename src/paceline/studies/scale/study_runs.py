@@ -31,7 +31,7 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """Finds a step's time by `source`: training, rehearsal (with emulated layers) or forecast.
+    """A training, a rehearsal (with emulated layers) or a forecast that finds a step's time.
 
     A run yields a cell for each point in `points` (strategy, workers, batch size, scaling) and each
     kind in `kinds`, such as measured. Points of strong and weak scaling share a run if the steps
@@ -181,7 +181,7 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
     Both steps of a rehearsal get the plan's memory, because emulated layers do not use the memory
     of real layers.
     """
-    assert result.comparison is not None  # missing only in asynchronous runs, unlike a study's
+    assert result.comparison is not None  # synchronous runs, such as a study's, have one
     assert result.step_s is not None
     assert result.predicted_step_s is not None
     (plan,) = (row for row in result.plans if row.strategy == result.strategy)

@@ -137,7 +137,7 @@ class BalancedSampler(_Batches):
         self.most: tuple[int | None, ...] = (None,) * world_size if most is None else tuple(most)
         bounds = [batch_size if bound is None else bound for bound in self.most]
         if len(bounds) != world_size or min(bounds) < 0:
-            problem = f"must have {world_size} entries: a rank's largest share (from 0), or None"
+            problem = f"must have {world_size} entries: a rank's largest share (0 or more), or None"
             raise InvalidInput("most", problem, got=list(self.most))
         if sum(bounds) < batch_size:
             problem = f"must allow the ranks together at least {batch_size} samples, the batch size"

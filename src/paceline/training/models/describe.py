@@ -46,7 +46,7 @@ class Lap(NamedTuple):
 
 
 _NOTHING = Lap(Cost(), 0)
-_Laps = Mapping[int, Sequence[Lap]]  # by layer: parts of backward, each up to a gradient
+_Laps = Mapping[int, Sequence[Lap]]  # by layer: its parts of backward, one per gradient
 
 
 @dataclass

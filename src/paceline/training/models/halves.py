@@ -193,7 +193,7 @@ def _compared(
     except Exception as error:
         problem = f"running the halves on a batch of shape {shapes_of(inputs)} failed"
         raise _refused(of, f"{problem}: {first_line(error)}") from error
-    # Let GPU kernels add values in another order. For meta tensors, only shapes are compared.
+    # Tolerate GPU kernels that add in another order. For meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
     try:
@@ -237,7 +237,7 @@ def _uses(node: fx.Node, layer: str) -> bool:
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the body's node that the head uses; raise InvalidInput if not exactly one.
+    """Return the body's node that the head uses; raise InvalidInput unless there is exactly one.
 
     `border`: index in `nodes` of the head's first node. `refusal`: the beginning of errors.
     """

@@ -79,7 +79,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
             model = build()
         _cut(model, shards, mode)
     except Exception:
-        if not mode.was_read:  # a flag, as the builder may wrap _WholeTensorRead
+        if not mode.was_read:  # otherwise, _WholeTensorRead is the cause, perhaps wrapped
             raise
         torch.manual_seed(seed)
         model = build()

@@ -18,7 +18,7 @@ from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
 from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer argument: setting
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # settings by optimizer argument
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
 _SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
