@@ -1,8 +1,8 @@
-"""Record steps with torch.profiler: time by operator, between operators, and in total.
+"""Time training steps with torch.profiler: the operators, and the host's work between them.
 
-On a CPU, an operator's time is its self time. On a GPU, an operator's time is that of its kernels,
-and host time counts as overhead. The total time of kernels is also reported; it excludes the GPU's
-idle time. Paceline's own spans include idle time, because they end when the next layer begins.
+On a CPU, an operator's time is its self time. On a GPU, it is the time of the operator's kernels,
+and the host's time counts as overhead. The total time of all kernels is also reported. It excludes
+the GPU's idle time, unlike Paceline's own spans, which end when the next layer begins.
 """
 
 from collections import defaultdict
@@ -23,10 +23,10 @@ from paceline.records.profile import AgreementRow, OperatorRow, OverheadRow
 _PREFIX = "paceline: "
 _PHASES = (Kind.LOAD, Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _NUM_STEPS = 3
-_STEP_US = 1e-6 / _NUM_STEPS  # converts microseconds in all steps to seconds per step
-_MOST_CALLS = 8  # maximum number of rows for calls of CUDA or of the exchange
+_STEP_US = 1e-6 / _NUM_STEPS  # factor from the total microseconds of all steps to seconds per step
+_MOST_CALLS = 8  # maximum number of rows in `ThroughTorch.calls`
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
-# Maps name prefixes of profiler ranges that are not operators to labels of their self time.
+# Labels for the self time of profiler ranges other than operators, by prefix of the range's name.
 _BETWEEN = {
     _PREFIX: "Python and dispatch between operators",
     "autograd::engine": "autograd's own bookkeeping",
@@ -59,8 +59,8 @@ class Annotating(Recorder):
 class ThroughTorch:
     """The times per step that torch.profiler measured on one rank.
 
-    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: each phase's time as
-    measured by Paceline and by torch.profiler; empty on a GPU. `between`: host time between
+    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: compares
+    Paceline's and torch.profiler's time of each phase; empty on a GPU. `between`: host time between
     operators, including waits for other ranks. `calls`: host time in calls of CUDA, c10d, Gloo and
     NCCL. `operators`: self time of each operator.
     """
@@ -80,7 +80,7 @@ def through_torch(step: Step, recorder: Annotating, model: nn.Module) -> Through
     own = device_of(next(model.parameters()).device)
     activities = [ProfilerActivity.CPU, *own.profiled]
     with profile(activities=activities):
-        step(recorder)  # the first profiled step is slow
+        step(recorder)  # discard this profile: the first profiled step is slow
     recorder.start_trace(model)
     with profile(activities=activities) as found:
         for _ in range(_NUM_STEPS):

@@ -36,7 +36,7 @@ from paceline.studies.profile import profiled_steps
 from paceline.studies.profile.largest_batch import find_largest
 
 _MOST_OPERATORS = 20
-_SILENT = "99"  # log level at which kineto does not log every profile's start
+_SILENT = "99"  # log level that silences kineto's message at the start of each profile
 
 
 def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -> None:
@@ -87,7 +87,7 @@ def _profile_rank(settings: profile.ProfileSettings, run_id: str, group: Group) 
 def result_of(
     settings: profile.ProfileSettings, run_id: str, found: profiled_steps.Findings, group: Group
 ) -> profile.ProfileResult:
-    """Build the result from the measurements of all ranks, which must call this together."""
+    """Build the result from the measurements of all ranks; all ranks must call this together."""
     blocks = found.blocks
     plain, recorded = (list(chain.from_iterable(one)) for one in (blocks.plain, blocks.recorded))
     held = [profile.WorkerMemoryRow(**row) for row in group.gather(found.held.model_dump())]
@@ -151,7 +151,7 @@ def spread(values: Sequence[float]) -> profile.Quartiles:
 
 
 def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
-    """Return, for each kind such as forward, the seconds of its spans in each step.
+    """Return each phase's seconds in each step; forward, for example, is a phase.
 
     `blocks`: spans of each block of consecutive steps.
     """
@@ -182,7 +182,7 @@ def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
 
 
 def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.ResourceRow]:
-    """Yield busy and idle seconds per step for every device lane and every worker's cores."""
+    """Yield busy and idle seconds per step: of each timeline lane, and of workers' cores."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for timeline in blocks.timelines:
         for resource, track in timeline.tracks.items():
@@ -190,7 +190,7 @@ def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.
             busy = length(intersection(union(track), steps))
             seen[str(resource)].append((busy / len(steps), length(steps) / len(steps)))
     rows = {name: [fmean(column) for column in zip(*of, strict=True)] for name, of in seen.items()}
-    # Gather from each worker: processor time per step and core, and duration of a step.
+    # Gather from each worker: its processor time in a step, per core, and the step's duration.
     own: list[Any] = group.gather([blocks.processor_s, fmean(chain.from_iterable(blocks.plain))])
     cores = [(f"processor cores of worker {worker}", row) for worker, row in enumerate(own)]
     for name, (busy, step) in (*sorted(rows.items()), *cores):

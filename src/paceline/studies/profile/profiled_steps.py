@@ -37,19 +37,19 @@ from paceline.training.recipes.named import recipe_of, takes_any_data
 from paceline.training.recipes.optimizers import checked_optimizer
 from paceline.training.recipes.recipe import Recipe, built
 
-_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # 40 samples suffice for ten synthetic classes
+_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # for synthetic data with ten classes
 _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
 SEED = 0  # seed of the weights, the samples and dropout
 _MOST_BLOCKS, _FEWEST_A_BLOCK = 5, 4
-_NUM_SETTLING = 2  # untimed steps after a recorder is set, because this restarts the exchange
+_NUM_SETTLING = 2  # untimed steps after `replica.record`, which restarts the exchange
 
 
 @dataclass(frozen=True)
 class ProfiledModel:
     """A model to profile, with its recipe and batches.
 
-    `workload`: description of the layers, for this rank's share of a batch.
+    `workload`: description of the layers, with the costs of this rank's share of a batch.
     """
 
     model: nn.Module
@@ -129,8 +129,8 @@ class Blocks:
     `plain` and `recorded`: step durations in each unrecorded and each recorded block, in seconds,
     without the block's first step. `spans`: this rank's spans in each recorded block. `timelines`:
     a timeline of all ranks for each recorded block. `processor_s`: processor time of a plain step,
-    averaged over steps and cores. `unrest`: half the distance between the quartiles of plain steps,
-    relative to their median; the slowest rank determines the duration of each step.
+    averaged over steps and cores. `unrest`: relative spread of the plain steps, that is half
+    their interquartile range, divided by their median. A step's slowest rank determines its time.
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -147,7 +147,7 @@ class Findings:
 
     `together`: torch.profiler's measurement of steps with the exchange. `alone`: torch.profiler's
     measurement of steps without the exchange. `memory`: bytes of tensors in a step without the
-    exchange. `by_operator`: net bytes that each operator allocates. `held`: memory of the process.
+    exchange. `by_operator`: net bytes that each operator allocates. `held`: memory of this process.
     """
 
     subject: ProfiledModel
@@ -218,7 +218,7 @@ def _memory_alone(
         momentum=state_nbytes,
         features=kept_nbytes(workload.layers),
         inputs=workload.input_nbytes,
-        # replica_nbytes assumes a momentum as large as the gradients; use the actual state.
+        # replica_nbytes assumes a momentum as large as the gradients; replace it by the real one.
         predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
@@ -226,7 +226,7 @@ def _memory_alone(
 
 
 def split(num_steps: int) -> tuple[int, int]:
-    """Divide at least `num_steps` steps into blocks; return the number of blocks and their size."""
+    """Return the number and size of blocks with at least `num_steps` steps in total."""
     num_blocks = max(2, min(_MOST_BLOCKS, num_steps // _FEWEST_A_BLOCK))
     return num_blocks, -(-num_steps // num_blocks)
 
@@ -236,9 +236,9 @@ def measure(
 ) -> Blocks:
     """Take pairs of blocks, one plain and one recorded; all ranks must call this together.
 
-    `num_steps`: least number of plain, and of recorded steps. The order within a pair alternates,
-    so that a machine that slows down affects plain and recorded blocks equally. If the durations of
-    plain steps vary too much, the number of blocks is doubled.
+    `num_steps`: least number of plain steps, and also of recorded steps. The order within a
+    pair alternates, so that a machine that slows down affects plain and recorded blocks equally. If
+    the durations of plain steps vary too much, the number of blocks is doubled.
     """
     num_blocks, size = split(num_steps)
     settling = _NUM_SETTLING if group.world_size > 1 else 0
@@ -279,8 +279,8 @@ def _block(
 ) -> list[float]:
     """Take a block of steps, and return the durations of its last `size` steps in seconds.
 
-    `settling`: number of first steps, neither recorded nor timed. The step after them is not timed
-    either. `recorded`: record all steps after the first `settling`.
+    Before these, the block has `settling` steps that are neither recorded nor timed, and then one
+    step that is not timed. `recorded`: record this step and the timed steps.
     """
     training.replica.record(recorder if recorded else None)
     for _ in range(settling):

@@ -41,7 +41,7 @@ _CELL = TypeAdapter(ScaleCell)
 
 
 class Journal:
-    """The finished cells of a study, in order, in a folder that is created if missing.
+    """Keeps the finished cells of a study in a folder, which is created if missing.
 
     Raises InvalidInput if the folder cannot be written, is used by another process, or contains a
     study of another version or with other settings. `dropped`: whether an incomplete last line of

@@ -60,9 +60,9 @@ class StudyModel:
     def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
         """Predict a step on a machine's first `workers` devices.
 
-        `method`: name of the strategy. If it exchanges layers in chunks, the fastest chunk size is
-        used. `batch_size`: samples of a step over all workers. Raises InvalidInput if the machine
-        lacks devices, links or memory.
+        `method`: name of the strategy. A strategy that sends layers in chunks is predicted with the
+        fastest chunk size. `batch_size`: samples of a step over all workers. Raises InvalidInput
+        if the machine lacks devices, links or memory.
         """
         strategy = find_exchange(method)
         config = strategy.config(workers=workers)
@@ -76,7 +76,7 @@ def study_model(settings: ScaleSettings) -> StudyModel:
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
     model cannot be built, if its input shape is unknown, or if the forward pass fails with every
-    batch size. If the forward pass fails with some batch sizes only, their cells get the error.
+    batch size. If it fails with only some batch sizes, the study's results for these are errors.
     """
     shape: tuple[int, ...] | None = None
     if takes_any_data(settings.model):
@@ -113,7 +113,7 @@ def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ScalingStudy:
-    """A study with its model, the device to emulate, and the machine to predict for."""
+    """A study: settings, emulated device (or None), machine to predict for (or None), and model."""
 
     settings: ScaleSettings
     device: KnownDevice | None
@@ -127,8 +127,9 @@ class ScalingStudy:
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
         """Carry out a run once; return its step by origin (measured, rehearsed or predicted).
 
-        A child process trains or rehearses in a temporary subfolder of `folder`. `number`: number
-        of the repetition, from 1. Raises Crashed or InvalidInput if the run fails or times out.
+        A child process trains, or rehearses (trains with emulated layers), in a temporary subfolder
+        of `folder`. `number`: number of the repetition, from 1. Raises Crashed or InvalidInput if
+        the run fails or times out.
         """
         size, workers = run.batch_size, run.workers
         if size < workers:
@@ -138,7 +139,7 @@ class ScalingStudy:
             step = self.model.predicted(self.machine, run.method, workers, size)
             return {Origin.PREDICTED: step}
         try:
-            # Use a subfolder, which the next start of the study removes if this start is killed.
+            # Use a subfolder: if this process is killed, the next start of the study removes it.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
                 arguments = study_runs.run_arguments(
                     run, self.settings, self.model.shape, Path(scratch)
@@ -152,7 +153,7 @@ class ScalingStudy:
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
         """Compute the cells of a run from the steps of its repetitions."""
         samples = self.settings.samples
-        # Workers share this machine's memory equally, unless their devices are given.
+        # By default, the workers share this machine's memory equally.
         capacity = memory_bytes() / run.workers
         if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
@@ -170,12 +171,12 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
-    """Carry out runs; after each repetition, yield the run and a list of its finished cells.
+    """Carry out runs; after each repetition, yield the run and its results (cells) so far.
 
-    The list is empty before the run's last repetition. If the run fails, its cells contain the
-    error. `begin(run)` is called before each repetition. Repetitions of runs that differ only in
-    the strategy alternate, starting with a different strategy each time, so that a machine that
-    slows down affects all strategies equally.
+    There are no cells before the run's last repetition. If the run fails, its cells contain the
+    error. `begin(run)` is called before each repetition. Runs that differ only in the strategy take
+    turns after each repetition, each time in another order. Thus a machine that slows down affects
+    all strategies equally.
     """
     groups: dict[object, list[StudyRun]] = {}
     for run in todo:
@@ -263,7 +264,7 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Carry out the runs whose cells are not in the journal yet; show progress on `screen`."""
+    """Carry out the runs whose results the journal lacks; show progress on `screen`."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(

@@ -20,9 +20,9 @@ from paceline.records.scale import Point, ScaleCell, ScaleSettings
 from paceline.report.format import counted
 
 _PREFIX = "paceline: "
-_FEWEST_STEPS = 5  # steps of a run that only provides a prediction
+_FEWEST_STEPS = 5  # steps of a run that is only needed for its prediction, not its time
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
-_NOT_PARTS = ("step", "hidden")  # all other quantities of a comparison add up to the step
+_NOT_PARTS = ("step", "hidden")  # all other keys of `RunStep.parts` are summands of a step
 
 
 class Crashed(Exception):
@@ -31,11 +31,11 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A training, rehearsal or forecast (see `source`) that finds the step time of a study's cells.
+    """A training, a rehearsal (with emulated layers) or a forecast that finds a step's time.
 
-    Cells of strong and weak scaling with equal steps share a run: two workers that share a batch of
-    32 take the same step as two workers with 16 samples each. The run yields a cell for each
-    combination of a point in `points` and a kind in `kinds`, such as measured.
+    A run yields a cell for each point in `points` (strategy, workers, batch size, scaling) and each
+    kind in `kinds`, such as measured. Points of strong and weak scaling share a run if the steps
+    are equal: two workers that share a batch of 32 have 16 samples each.
     """
 
     source: Origin
@@ -68,7 +68,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
     if settings.machine is not None:
         kinds[Origin.PREDICTED] = (Origin.PREDICTED,)
     elif Origin.PREDICTED in settings.kinds:
-        # Without --machine, a run that trains or rehearses a step also predicts this step.
+        # Without --machine, predictions come from the runs that train or rehearse the same steps.
         first = next(iter(kinds), Origin.MEASURED)
         kinds[first] = (*kinds.get(first, ()), Origin.PREDICTED)
     for (method, workers, batch_size), points in steps.items():
@@ -120,7 +120,7 @@ def _samples(
 
 
 def num_steps(run: StudyRun, settings: ScaleSettings) -> int:
-    """Return the number of steps of a repetition: few if only the run's prediction is needed."""
+    """Return a repetition's number of steps; it is small if only the prediction is needed."""
     return settings.steps if run.source in run.kinds else _FEWEST_STEPS
 
 
@@ -155,7 +155,7 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
 class RunStep:
     """A step of one repetition of a run: duration, parts in seconds, and a worker's memory.
 
-    `range_share`: half the width of a predicted step's range, relative to the step.
+    `range_share`: the possible error of a predicted duration, relative to this duration.
     """
 
     seconds: float
@@ -178,10 +178,10 @@ class RunStep:
 def steps_of(result: RunResult) -> dict[Origin, RunStep]:
     """Return a run's measured or rehearsed step, and the run's predicted step, by origin.
 
-    Both steps of a rehearsal have the planned memory, because emulated layers do not use the memory
+    Both steps of a rehearsal get the plan's memory, because emulated layers do not use the memory
     of real layers.
     """
-    assert result.comparison is not None  # because studies train synchronously
+    assert result.comparison is not None  # synchronous runs, such as a study's, have one
     assert result.step_s is not None
     assert result.predicted_step_s is not None
     (plan,) = (row for row in result.plans if row.strategy == result.strategy)
@@ -199,9 +199,9 @@ def steps_of(result: RunResult) -> dict[Origin, RunStep]:
 def cell(
     point: Point, kind: Origin, steps: Sequence[RunStep], samples: int, capacity_bytes: float
 ) -> ScaleCell:
-    """Compute a cell, which describes an epoch, from the step of each repetition of a run.
+    """Compute a cell (the result for an epoch) from the steps of a run's repetitions.
 
-    `samples`: samples per epoch; with weak scaling, samples of each worker per epoch.
+    `samples`: number of samples in an epoch; with weak scaling, of each worker.
     `capacity_bytes`: memory that is available to a worker.
     """
     number = point.steps_of(samples)

@@ -86,7 +86,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 class CollatedSamples(IndexedSamples):
-    """Wraps a map-style data set to return collated batches; errors list the failing samples."""
+    """Wraps a map-style data set so that it returns collated batches; errors name the samples."""
 
     def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], name: str) -> None:
         self.dataset, self._name = dataset, name
@@ -152,10 +152,10 @@ def batches_of(
 
 
 class SampleShare:
-    """Reads one worker's batch in each step; `ShardedBatches` selects the worker's samples.
+    """Reads the batch of one worker for each step; `ShardedBatches` chooses the samples.
 
     `batch_size`: number of samples per step on all workers together. `num_steps`: number of steps
-    in all epochs together. The methods count steps from the start of training.
+    in all epochs together. In the methods, step 0 is the first of training, not of an epoch.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # DataLoader does not call TorchDataset's other methods
+        cast("TorchDataset[Any]", samples),  # has all methods of TorchDataset that DataLoader calls
         batch_sampler=batches,
         collate_fn=_unchanged,  # `__getitems__` already returns a batch
         num_workers=num_workers,
@@ -158,7 +158,7 @@ def shape_text(shape: Shape) -> str:
 class Collate:
     """A `collate_fn` for DataLoader that calls `collate`, and also supports empty batches.
 
-    An empty batch has the same tensors as a batch of the first sample, but with zero rows.
+    For an empty list of samples, it makes a batch of the first sample, and cuts it to zero rows.
     `samples`: the DataLoader's data set.
     """
 

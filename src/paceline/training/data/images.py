@@ -68,7 +68,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                     size = f"{image.width}x{image.height}"
                     problem = f"must have at most {limits.PIXELS:,} pixels"
                     raise InvalidInput(str(path), problem, got=size)
-                # Pillow would silently clip these modes to 8 bits.
+                # Pillow would silently clip integer (I) and float (F) pixels to 8 bits.
                 if image.mode.startswith(("I", "F")):
                     problem = "must have 8 bits per channel"
                     raise InvalidInput(str(path), problem, got=image.mode)

@@ -51,7 +51,7 @@ def _content_of(path: Path) -> bytes:
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(str(path), "must be a text file or a .bz2 file", hint="unpack the file")
     nbytes = path.stat().st_size
-    if not (path.is_file() or path.is_dir()):  # opening a pipe, for example, would block
+    if not (path.is_file() or path.is_dir()):  # such as a pipe, which would block
         raise InvalidInput(str(path), "is not a file")
     require_nbytes(nbytes, str(path), "the file", _LESS)
     if path.suffix != ".bz2":
@@ -65,7 +65,7 @@ def _content_of(path: Path) -> bytes:
 
 
 def _pieces(file: IO[bytes], path: Path, most: int) -> Iterator[bytes]:
-    """Yield a file's unpacked pieces; raise InvalidInput beyond `most` bytes or free memory."""
+    """Yield unpacked pieces; raise InvalidInput if they exceed `most` bytes or the free memory."""
     found = 0
     while piece := file.read(_PIECE_NBYTES):
         found += len(piece)
@@ -171,8 +171,8 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if there are too many features for `shape` or for free memory.
 
-    `is_stated`: `shape` is not the user's, but stated by the file through its highest feature
-    index. Then also raises InvalidInput if this index is implausibly large for the file's size.
+    `is_stated`: the user gave no shape, so `shape` is the file's highest feature index. Then also
+    raises InvalidInput if this index is implausibly large for the file's size.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):
@@ -182,7 +182,7 @@ def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -
     text_nbytes = sum(file.nbytes for file in files)
     nbytes = 4 * num_samples * num_features
     if is_stated and nbytes > max(limits.DENSE_AT_LEAST, limits.MOST_DENSE * text_nbytes):
-        problem = f"has feature {num_features:,}: dense samples would take {nbytes:,} bytes"
+        problem = f"has feature index {num_features:,}: dense samples would take {nbytes:,} bytes"
         raise InvalidInput(path, problem, hint="check whether this feature index is right")
     require_memory(num_samples, shape, path)
 

@@ -24,7 +24,7 @@ FORMS = (
 _NUMBER = "[1-9][0-9]{0,8}"
 _SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
 _OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
-_PATTERN_SIDE = 4  # a pattern's pixels per side before upsampling; coarse patterns survive pooling
+_PATTERN_SIDE = 4  # pixels; patterns are enlarged from this size, so that pooling keeps them
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:
@@ -100,7 +100,7 @@ def load_synthetic(options: str, sample_shape: Shape | None, seed: int) -> Datas
 
 
 def _parse(options: str) -> tuple[Shape | None, int, int]:
-    """Return the options' sample shape or None, number of classes, and number of samples."""
+    """Return the sample shape (None: not given), and the numbers of classes and samples."""
     shape: Shape | None = None
     counts: dict[str, int] = {}
     for item in options.split(",") if options else []:

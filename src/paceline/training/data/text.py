@@ -3,9 +3,9 @@
 Samples are consecutive windows of a token sequence. The sequence is in memory or in a memory-mapped
 file, and a window is read when a batch needs it.
 
-The test tokens of a folder come from one in twenty files, chosen by hashes of the files' paths;
-only the first 128 Ki tokens (131,072) of these files are used. The test tokens of a single file or
-array are the last twentieth of its tokens, but at most 128 Ki tokens.
+The test tokens of a folder come from one in twenty files, chosen by hashes of the files' paths. Of
+these files together, only the first 128 Ki tokens (131,072) are used. The test tokens of a single
+file or array are the last twentieth of its tokens, but at most 128 Ki tokens.
 """
 
 import os
@@ -36,7 +36,7 @@ from paceline.training.data.dataset import (
 Tokens = NDArray[np.integer[Any]]
 IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _MASKED_SHARE = 0.15
-_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions with the original and with a random token
+_KEPT, _RANDOM = 0.1, 0.1  # shares of masked positions that keep their token or get a random one
 _LENGTH = 256
 _BYTES = 256  # vocabulary size of text: the number of byte values
 _TEST_SHARE = 20  # one in twenty files or tokens is for testing
@@ -46,7 +46,7 @@ _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )
 _TOKENS = re.compile("(.+?)(?:,vocabulary=([1-9][0-9]{0,8}))?", re.DOTALL)
-# Errors that numpy raises for a broken .npy file, whose header it parses as a Python literal.
+# Errors of numpy for a broken .npy file; some come from parsing its header as a Python literal.
 _BROKEN = (
     *(ValueError, EOFError, OverflowError, OSError, SyntaxError, TokenError, TypeError),
     *(RecursionError, MemoryError, LookupError),

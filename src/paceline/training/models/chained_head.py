@@ -1,7 +1,7 @@
-"""Split a model into a body and a head, the chain of final layers to be sharded.
+"""Split a model into a body and a head: final layers divided among ranks.
 
-If the head is a single layer whose output the model returns, the body is the model with an identity
-module in place of this layer. Then the forward pass is not traced, and may contain assertions and
+If the head is a single layer whose output the model returns, this layer is replaced by an identity
+module; the rest is the body. Then the forward pass is not traced, and may contain assertions and
 loops. For other heads, the modules that contain the head's layers are traced (`torch.fx`).
 Operations between the head's layers must be elementwise or dropout, because each rank has only some
 columns of the activations.
@@ -51,9 +51,8 @@ def partition(
     """Split a model into a body and a head; the head consists of the layers `names`.
 
     The body shares the model's modules, under the same names. `label`: name of the model in errors.
-    `inputs`: samples for `bypassed`, which tries to split off a single layer without tracing; if
-    None, the model is always traced. Raises InvalidInput if a layer or connection prevents the
-    split.
+    `inputs`: samples with which `bypassed` tries to split off a single layer without tracing; None:
+    always trace the model. Raises InvalidInput if a layer or connection prevents the split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
@@ -124,8 +123,8 @@ def _head(
 ) -> tuple[TracedLayer, ...]:
     """Return the head's layers, with the operations between them.
 
-    `nodes`: the graph from the first layer of the head on. Raises InvalidInput unless each node
-    uses only the output of the previous node. `refusal`: creates the error.
+    `nodes`: the graph's nodes, from the head's first layer on. Raises InvalidInput unless each node
+    uses only the output of the previous node. `refusal(problem, hint)` creates this error.
     """
     chain: list[tuple[str, nn.Linear | nn.BatchNorm1d, list[tuple[str, Operation]]]] = []
     value, left = nodes[0].all_input_nodes[0], list(names)
@@ -212,7 +211,7 @@ def bypassed(model: nn.Module, name: str, inputs: Any) -> nn.Module | None:
         calls = taken.copy()
         taken.clear()
         if len(calls) != 1 or found is not calls[0]:
-            problem = f"layer {name!r} must be called once, and its output returned by the model"
+            problem = f"layer {name!r} must be called once, and the model must return its output"
             raise InvalidInput("head", problem, got=f"{len(calls)} calls")
 
     body.register_forward_hook(check)

@@ -46,7 +46,7 @@ class Lap(NamedTuple):
 
 
 _NOTHING = Lap(Cost(), 0)
-_Laps = Mapping[int, Sequence[Lap]]  # each layer's laps in backward; a lap ends with a gradient
+_Laps = Mapping[int, Sequence[Lap]]  # by layer: its parts of backward, one per gradient
 
 
 @dataclass
@@ -54,9 +54,9 @@ class _Step:
     """The measurements of one training step; layers are indices into `layers_of(model)`.
 
     `forward`, `activation_nbytes`, `kept_nbytes`: values by layer, in the order of the layers'
-    first calls. `ready`: the keys are the (layer, parameter) pairs with a gradient, in the order
-    in which their gradients were complete. `laps`: for each gradient, its layer and the cost of
-    backward since the previous gradient.
+    first calls. `ready`: an ordered set of the (layer, parameter) pairs whose gradients are
+    complete, the earliest first. `laps`: for each gradient, its layer and the cost of backward
+    since the previous gradient.
     """
 
     forward: dict[int, Lap] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Step:
         self.laps.append((index, counter.lap()))
 
     def backward(self) -> _Laps:
-        """Return each layer's part of backward as laps; a lap ends when a gradient is ready."""
+        """Return each layer's parts of backward; a part ends when a gradient is ready."""
         stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
         found, start = dict[int, list[Lap]](), 0
         for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
@@ -104,11 +104,11 @@ def describe(model: nn.Module, example_batch: Any, name: str | None = None) -> W
     (training or evaluation). The backward pass starts from all outputs that require a gradient.
 
     Costs are those of the whole batch. A layer's forward segment is the layer's part of the forward
-    pass. `activation_nbytes`: bytes of tensors that this segment makes, and that later segments or
-    the caller read. `kept_nbytes`: bytes of tensors that this segment makes, and that backward
-    reads. `working_nbytes`: the layer's peak of live bytes, without kept tensors and without
-    gradients of parameters. Layers without gradients are last in `backward_order`. Layers that the
-    forward pass does not call have no forward cost.
+    pass. `activation_nbytes`: bytes of the tensors from this segment that later segments or the
+    caller read. `kept_nbytes`: bytes of the tensors from this segment that backward reads.
+    `working_nbytes`: the layer's peak of live bytes, without kept tensors and without gradients of
+    parameters. Layers without gradients are last in `backward_order`. Layers that the forward pass
+    does not call have no forward cost.
 
     The model and the random states of PyTorch and Python do not change. The model's forward hooks
     run. Raises InvalidInput if nothing is trainable or the step fails.
@@ -192,7 +192,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     counter.lap()
     with counter:
         torch.autograd.backward(trained, gradients)
-    if step.laps:  # work after the last gradient belongs to the layer of this gradient
+    if step.laps:  # count the work after the last gradient for this gradient's layer
         step.laps.append((step.laps[-1][0], counter.lap()))
     step.kept_nbytes = {index: activations.kept_nbytes(i) for i, index in segments}
     return step
@@ -289,7 +289,7 @@ class CostCounter(TorchDispatchMode):
         self._counted += Cost(flops, nbytes, int(not allocates(func)))
         self.activations.made(outputs)
         self.alive.made(outputs, inputs)
-        # Do not count sums of gradients: without this dispatch mode, autograd adds in place.
+        # A sum of gradients takes no memory: without this dispatch mode, autograd adds in place.
         in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
         if not in_place:
             self.alive.update_peak(workspace_nbytes(func, args))

@@ -18,7 +18,7 @@ from paceline.training.models import networks, transformers
 from paceline.training.models.inception import GoogLeNet, InceptionV3
 from paceline.training.models.layers import require_trainable
 
-MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)  # for covtype (Ma, Rusu et al. 2020, table II)
+MLP_WIDTHS = (54, 512, 512, 512, 512, 512, 2)  # for covtype data (Ma, Rusu et al. 2020, table II)
 _WIDTHS = re.compile(r"(?:sigmoid-)?mlp((?:-\d+)+)")
 # The four networks of Ma, Rusu et al. 2020, with the hidden layers of section VII-A.
 _SIGMOID_MLPS = {
@@ -114,7 +114,7 @@ def find(name: str) -> Architecture:
         return Architecture(lambda n: network((*hidden, n)), (widths[0],), widths[-1])
     nearest = did_you_mean(name, names())
     if Path(f"{name}.py").is_file():
-        nearest = f"a function of {name}.py is {name}:FUNCTION;"
+        nearest = f"for a model in {name}.py, write {name}:FUNCTION;"
     hint = f"{nearest} Built-in: {_COMMON}, ... (docs/models.md); your own: {FORM}".strip()
     raise InvalidInput("model", "is not known", got=name, hint=hint)
 

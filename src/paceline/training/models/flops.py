@@ -4,11 +4,11 @@ A multiplication and an addition are two FLOPs. Matrix products, convolutions an
 PyTorch's formulas (`torch.utils.flop_counter`), except that the weight gradient of a grouped
 convolution counts once, not once per group. The FLOPs of other operations are in flops.toml and
 this module: each addition, multiplication, division, comparison, root, exponential, logarithm and
-error function in the definition is one FLOP. An operation that is not listed costs one FLOP per
-returned value. Moving data, such as embedding look-ups, costs bytes.
+error function in an operation's definition is one FLOP. An operation that is not listed costs one
+FLOP per returned value. Moving data, such as embedding look-ups, costs bytes, but no FLOPs.
 
-Attention costs its matrix products over all T x T scores, with or without a causal mask: two in
-forward, and five in backward, which recomputes the scores. The softmax costs nothing.
+Attention costs its matrix products over all T x T scores, even with a causal mask. These are two
+products in forward, and five in backward, which recomputes the scores. The softmax costs nothing.
 """
 
 import tomllib
@@ -66,7 +66,7 @@ def allocates(func: OpOverload) -> bool:
 
 
 def nbytes_of(func: OpOverload, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """Return the bytes that a call of `func`, which must not be a view, reads and writes."""
+    """Return the bytes that `func` (any operation but a view) reads and writes."""
     name, written = _base_name(func), sum(map(stored_nbytes, outputs))
     if allocates(func):
         return 0
@@ -107,7 +107,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count forward's FLOPs for every required gradient, but only a sum for the bias gradient."""
+    """Count each required gradient: input and weight cost as much as forward, bias a sum."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]

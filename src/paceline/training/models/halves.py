@@ -88,7 +88,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
     parameters = [own for layer in layers for own in layer.parameters]
     for name, parameter in parameters:
         if parameter.dtype != parameters[0][1].dtype or parameter.dtype not in _DTYPES:
-            problem = f"must have only float32 or only float64 parameters ({name!r})"
+            problem = f"must have only float32 or only float64 parameters; check {name!r}"
             raise InvalidInput("model", problem, got=parameter.dtype)
     with _state_restored(model):
         model.train()
@@ -181,7 +181,7 @@ def _compared(
         activations = call(body, inputs)
         if not isinstance(activations, Tensor) or activations.dtype not in _DTYPES:
             kind = getattr(activations, "dtype", type(activations).__name__)
-            raise _refused(of, f"the value at the cut is {kind}, not a float tensor")
+            raise _refused(of, f"the value at the cut is {kind}, not a float32 or float64 tensor")
         if not activations.requires_grad:
             raise _refused(of, "the value at the cut does not depend on any parameter")
         if activations.dim() == 0 or len(activations) != num_samples:
@@ -193,7 +193,7 @@ def _compared(
     except Exception as error:
         problem = f"running the halves on a batch of shape {shapes_of(inputs)} failed"
         raise _refused(of, f"{problem}: {first_line(error)}") from error
-    # GPU kernels may add values in another order. For meta tensors, only shapes are compared.
+    # Tolerate GPU kernels that add in another order. For meta tensors, only shapes are compared.
     rtol, atol = (0.0, 0.0) if activations.device.type == "cpu" else (1e-3, 1e-5)
     (found, form), (expected, form_of_whole) = tree_flatten(outputs), tree_flatten(whole)
     try:
@@ -237,7 +237,7 @@ def _uses(node: fx.Node, layer: str) -> bool:
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the only node of the body whose value the head uses; else raise InvalidInput.
+    """Return the body's node that the head uses; raise InvalidInput unless there is exactly one.
 
     `border`: index in `nodes` of the head's first node. `refusal`: the beginning of errors.
     """
@@ -309,7 +309,7 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     with _tracing:
         nodes = list(_Around(inputs, model, first).trace(model).nodes)
     for node in nodes:
-        node.meta.pop("is_wrapped", None)  # otherwise, torch.fx would wrap functions again
+        node.meta.pop("is_wrapped", None)  # otherwise, the halves' code would call torch.fx.wrap
     # Leave out unused calls of size(), which `_Input.shape` has recorded.
     return [one for one in nodes if (one.op, one.target) != ("call_method", "size") or one.users]
 

@@ -15,7 +15,7 @@ from paceline.training.models.flops import stored_nbytes
 _Slice = tuple[StorageWeakRef, int, tuple[int, ...]]
 
 _BLOCK = 16  # oneDNN pads the number of channels to a multiple of 16
-_FEW_CHANNELS = 4  # oneDNN does not reorder inputs with fewer channels
+_FEW_CHANNELS = 4  # oneDNN does not reorder (pad) inputs with fewer channels than this
 # Operations that copy their gradient input if it is not contiguous.
 _GATHERING = (
     *(torch.ops.aten.avg_pool2d_backward, torch.ops.aten.max_pool2d_with_indices_backward),
@@ -47,7 +47,7 @@ class LiveMemory:
                 self.nbytes += storage.nbytes()
 
     def update_peak(self, workspace_nbytes: int = 0) -> None:
-        """Raise the peak to live bytes plus an operation's workspace, if this is more."""
+        """Raise the peak if the live bytes plus an operation's workspace exceed it."""
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + workspace_nbytes)
 
     def lap(self) -> int:

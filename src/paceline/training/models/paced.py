@@ -7,9 +7,9 @@ Within a phase (forward, backward, update), each paced layer sleeps until a dead
 layer's deadline plus the layer's time. Late wake-ups therefore do not accumulate. CPU work in a
 gradient's hook overlaps with the next layers, as if these layers were queued on a GPU.
 
-A stretched model computes a layer, and then waits. As in `describe` and the recorder, a layer
-begins in forward when its module is called, and ends in backward when its gradient is ready. The
-wait delays the gradient as much as a slower device would.
+A stretched model computes a layer, and then waits. In forward, a layer begins when its module is
+called; in backward, it ends when its gradient is ready, as in `describe` and the recorder. The wait
+delays the gradient as much as a slower device would.
 """
 
 import time
@@ -45,14 +45,14 @@ class _PhaseClock:
         self._deadline = self._woke = time.monotonic()
 
     def resume(self) -> None:
-        """Ignore the CPU work since `begin`, so that `spend` does not count the CPU as late."""
+        """Restart the timing of CPU work: the next `spend` ignores the work since `begin`."""
         self._woke = time.monotonic()
 
     def spend(self, seconds: float) -> None:
         """Sleep until the last deadline plus `seconds`; if the CPU is late, sleep for `seconds`.
 
-        The CPU is late if the work since the last wake-up took longer than `seconds`, and longer
-        than `QUEUED_S`. Oversleeping does not make the CPU late.
+        The CPU is late if its work since the last wake-up took longer than both `seconds` and
+        `QUEUED_S`. Oversleeping is not work, and does not make the CPU late.
         """
         now = time.monotonic()
         late = now - self._woke > max(seconds, QUEUED_S)
@@ -73,7 +73,7 @@ class _PacedModule(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _PacedLayer:
-    """A layer's module, forward and backward times, parameters and their gradients."""
+    """A paced layer: its module, forward and backward times, parameters, and gradients."""
 
     module: nn.Module
     forward_s: float
@@ -102,7 +102,7 @@ class PacedModel(nn.Module):
     For this model, `layers_of` returns layers and parameters with the real model's names and
     shapes, in forward order. Gradients become ready in the workload's backward order; the gradients
     of one layer become ready together. `output_shape`: shape of the output for one sample.
-    `gradient_like(p)` returns the gradient of a parameter; each backward pass copies this gradient.
+    `gradient_like(p)` makes the gradient of parameter `p` once; each backward pass returns a copy.
     Without `gradient_like`, gradients are zero.
 
     Raises InvalidInput for parameters other than float32.
@@ -147,8 +147,8 @@ class PacedModel(nn.Module):
         if number == self._backward_order[0]:
             self._clock.begin()
         self._clock.spend(self._paced[number].backward_s)
-        # Return new aliases (`detach`), because autograd copies a gradient that is referenced
-        # elsewhere. If the values matter, return copies, because an exchange may overwrite them.
+        # Return new tensors, because autograd copies a gradient that is referenced elsewhere. For
+        # zeros, aliases suffice; other values are cloned, because an exchange may overwrite them.
         hand_out = torch.clone if self._gradient_like else Tensor.detach
         return map(hand_out, self._paced[number].gradients)
 
@@ -159,7 +159,7 @@ class PacedModel(nn.Module):
         parameters = []
         for parameter in layer.parameters:
             if parameter.element_size != torch.float32.itemsize:
-                problem = f"must have float32 parameters to be rehearsed ({parameter.name!r})"
+                problem = f"must have float32 parameters to be emulated ({parameter.name!r})"
                 raise InvalidInput(self._name, problem)
             parameters.append(nn.Parameter(torch.zeros(parameter.shape)))
             module.register_parameter(parameter.name.rpartition(".")[2], parameters[-1])
@@ -205,7 +205,7 @@ def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Mod
 
 
 class _ZeroGradients(torch.autograd.Function):
-    """Returns the scores; in backward, returns their gradients, and zeros for the activations."""
+    """Passes on the scores, and in backward their gradient; the activations' gradient is zero."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class _ZeroGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_scores: Tensor) -> tuple[Tensor | None, ...]:
-        # detach() makes an alias, which autograd need not copy: nothing else references it.
+        # Return an alias: autograd would copy the zeros themselves, which the cache references.
         return of_scores[0], _zeros(ctx.shape).detach()
 
 
@@ -288,7 +288,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """Sleep in proportion to a layer's computing time; then begin timing the next layer."""
+        """Sleep until a layer has taken `factor` times as long; then time the next layer."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)
@@ -305,7 +305,7 @@ class Stretched:
                 leaf.register_hook(self._reached)
 
     def _reached(self, gradient: Tensor) -> None:
-        """Begin timing a backward pass when the first gradient of an output is ready."""
+        """Begin timing a backward pass as soon as any output has its gradient."""
         task: int = torch._C._current_graph_task_id()
         if task != self._backward:
             self._backward, self._since = task, time.monotonic()

@@ -1,9 +1,9 @@
 """Build a model with only this rank's rows of the head, the final layers that are sharded.
 
-The model is built twice. The first build, on the meta device, numbers all tensors in the order of
-creation, and finds the numbers of the head's tensors. The second build draws the same random
-numbers as without sharding, but leaves the head's tensors on the meta device: an operation that
-fills such a tensor runs on a temporary CPU tensor, of which only this rank's rows are kept.
+The model is built twice. The first build, on the meta device, counts the tensors in the order of
+creation, to find which of them belong to the head. The second build draws the same random numbers
+as without sharding, but leaves the head's tensors on the meta device. An operation that fills such
+a tensor runs on a temporary CPU tensor, of which only this rank's rows are kept.
 
 This requires that the head's tensors are made by `torch.empty`, as in torch's layers, and filled as
 a whole. If building the model reads such a tensor, the whole model is built instead, and then this
@@ -79,7 +79,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
             model = build()
         _cut(model, shards, mode)
     except Exception:
-        if not mode.was_read:  # the builder may wrap _WholeTensorRead in another error
+        if not mode.was_read:  # otherwise, _WholeTensorRead is the cause, perhaps wrapped
             raise
         torch.manual_seed(seed)
         model = build()
@@ -135,8 +135,8 @@ class _ShardedTensor:
 class _KeepRows(TorchDispatchMode):
     """A context in which only this rank's rows of the head's tensors are kept.
 
-    `wanted`: maps n to the shard of the n-th tensor that `torch.empty` creates. `made`: the
-    storages of all tensors that `torch.empty` has created.
+    `wanted[n]`: the shard to keep of tensor n, counted from 0 in the order in which `torch.empty`
+    creates tensors. `made`: the storages of all tensors that `torch.empty` has created.
     """
 
     def __init__(self, wanted: Mapping[int, Shard]) -> None:

@@ -2,7 +2,7 @@
 
 For classification, outputs are scores (N, C), and targets are int64 class numbers (N,), or bool
 rows (N, C) if a sample can have several labels. For language models, outputs are logits (..., V),
-and targets are int64 (...), the next tokens or the masked tokens.
+and targets are int64 (...), the next tokens or the original tokens at masked positions.
 """
 
 from math import log
@@ -66,11 +66,11 @@ def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) ->
     num_dims = targets.ndim if has_labels else targets.ndim + 1
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
         shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
-        is_of_samples = num_dims == 2  # scores (N, C)
+        is_of_samples = num_dims == 2  # scores (N, C) per sample, not per token
         wanted = "(batch, classes)" if is_of_samples else "(batch, tokens, vocabulary)"
         raise InvalidInput(f"model {name}", f"must return scores of shape {wanted}", got=shape)
     given = outputs.shape[-1]
     if given < num_classes or (has_labels and given != num_classes):
         kind = "labels" if has_labels else "classes"
-        problem = f"must return a score for each of {num_classes} {kind} of the data"
+        problem = f"must return a score for each of the data's {num_classes} {kind}"
         raise InvalidInput(f"model {name}", problem, got=given)

@@ -18,13 +18,13 @@ from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
 from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # maps arguments to settings
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # settings by optimizer argument
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
 _SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, _ANYTHING)
 _POSITIONS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
-_PARTS = ("param_groups", "step", "zero_grad")  # attributes that training uses
+_PARTS = ("param_groups", "step", "zero_grad")  # attributes of an optimizer that training uses
 _Fields = Mapping[str, inspect.Parameter]  # an optimizer's arguments after the model parameters
 _STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
 # Factor of the learning rate, as a function of the completed share of the steps after warm-up.
