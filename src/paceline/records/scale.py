@@ -107,7 +107,7 @@ class ScaleSettings(Record):
     input_shape: InputShape = None
     classes: int = Field(10, ge=2, description="Number of classes of the random samples.")
     profile_s: Seconds = Field(
-        1.0, description="How many seconds to profile the model before planning."
+        1.0, description="How long to profile the model before planning, in seconds."
     )
     deadline_s: Seconds = Field(600.0, description="Time limit of a repetition in seconds.")
 

@@ -60,7 +60,7 @@ class PlanSettings(Record):
         ),
     )
     profile_s: Seconds = Field(
-        4.0, description="How many seconds to profile the model before planning."
+        4.0, description="How long to profile the model before planning, in seconds."
     )
     output: Path | None = Field(
         None, description="Folder in which to create a folder with the plan and its report."
