@@ -205,7 +205,7 @@ class Collective:
         return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
 
     def sent(self, step: int) -> TaskId:
-        """Return the last piece's transfer."""
+        """Return the id of the task that sends the last piece in training step `step`."""
         return self._id(step, self.kind, self.pieces[-1])
 
     def result(self, step: int, number: int) -> TaskId:

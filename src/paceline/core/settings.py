@@ -287,13 +287,13 @@ class RehearseSettings(RunSettings):
         None, description="Slow all layers by a factor (4), or by one factor per worker (1,4)."
     )
     forward_ms: Milliseconds | None = Field(
-        None, description="Milliseconds to emulate for a forward pass on --device."
+        None, description="Duration of a forward pass on the emulated device, in milliseconds."
     )
     backward_ms: Milliseconds | None = Field(
-        None, description="Milliseconds to emulate for a backward pass on --device."
+        None, description="Duration of a backward pass on the emulated device, in milliseconds."
     )
     update_ms: Milliseconds | None = Field(
-        None, description="Milliseconds to emulate for an optimizer step on --device."
+        None, description="Duration of an optimizer step on the emulated device, in milliseconds."
     )
     input_shape: InputShape = None
     steps: int = Field(20, ge=3, description="Number of steps to time.")

@@ -36,9 +36,9 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-# With an interval in seconds, rank 0's clock decides when all ranks save. They ask rank 0 first
-# after `_FIRST_MEETING` steps, and later when it tells them to. They save if at least the fraction
-# `_NEARLY` of the interval has passed since the last save.
+# With an interval in seconds, rank 0's clock decides when all ranks save. After `_FIRST_MEETING`
+# steps, all ranks meet, and rank 0 names the step of the next meeting. In a meeting they save if at
+# least the fraction `_NEARLY` of the interval has passed since the last save.
 _FIRST_MEETING = 10
 _NEARLY = 0.9
 

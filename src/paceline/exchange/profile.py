@@ -342,10 +342,10 @@ def with_idle_cores(machine: Machine) -> Machine:
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Return a cost model in which layers make up for the copies of gradients before them.
+    """Return a cost model in which layers are shorter by the copies of gradients before them.
 
-    In a rehearsal, a layer sleeps until a planned time. So it is shorter if copies have delayed its
-    begin. A copy that takes longer than both the next layer and `QUEUED_S` is not made up for.
+    In a rehearsal, a layer sleeps until a planned time, so if a copy delays its begin, the layer
+    takes less time. A copy that takes longer than the next layer and `QUEUED_S` delays the step.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)
