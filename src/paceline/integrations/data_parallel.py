@@ -125,7 +125,7 @@ class DataParallel(Synchronized):
         compression: Compression | None,
         given: dict[str, Any],
     ) -> Method:
-        """Set the exchanges among which steps choose, and return the first; `given`: arguments for DDP."""
+        """Set the exchanges to compare, and return the first one; `given`: arguments for DDP."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
         candidates = _methods(exchange, chunk, compression, bool(of_torch))
         self._candidates = {one.name: one for one in candidates}
