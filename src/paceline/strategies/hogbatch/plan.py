@@ -149,10 +149,7 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task of the batch `before` batches before the next; () if none.
-
-        `kind`: consider only tasks of this kind.
-        """
+        """Return the last task (of `kind`) of the batch `before` batches before the next, or ()."""
         batch = self._latest[-before] if 0 < before <= len(self._latest) else []
         return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]
 
