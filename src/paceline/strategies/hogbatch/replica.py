@@ -181,7 +181,7 @@ class CpuReplica:
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a batch (see `ExecuteWork`); a thread whose loss is not finite updates nothing."""
+        """Train on a batch (see `ExecuteWork`); a thread with a non-finite loss updates nothing."""
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
         losses, times_ns = zip(*self._in_parts(rows, rate, started_ns, step), strict=True)
