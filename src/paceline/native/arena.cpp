@@ -107,8 +107,7 @@ void Arena::open(std::size_t chunk) {
     if (place >= layout_.max_chunks) return;  // an invalid count in the shared memory
     order_[place] = tagged(step_, static_cast<std::uint32_t>(chunk));
     notify(num_blocks);
-    // Do not wake a reducer thread, which could slow down a computing rank, if a waiting rank can
-    // sum.
+    // If a waiting rank can sum, wake no reducer thread, which could slow down a computing rank.
     const bool about_to_wait = num_posted_ == chunks_.size();
     const bool left_alone = header_.waiting > 0 || about_to_wait ||
                             chunks_[chunk].nbytes < worth_a_call_nbytes;

@@ -77,8 +77,7 @@ public:
     void publish();  // count one more chunk as summed over all machines
     void commit();
 
-    // Sum blocks, and sleep if there are none, until the goal is reached. Return Status::pending
-    // after 50 ms or a signal.
+    // Sum blocks, or sleep, until the goal is reached. Status::pending: after 50 ms or a signal.
     Status wait(Goal goal, std::uint32_t step, std::size_t chunk);
 
     // Discard the step on all ranks. Then call `drain`, and wait for Goal::drained.
@@ -128,8 +127,7 @@ private:
     ChunkState* const chunk_states_;
     Tagged* const order_;  // (step, chunk) in the order in which chunks were posted by all ranks
 
-    // Locked shared while a block is claimed and summed; locked exclusively to change the next
-    // three members.
+    // Locked shared while a block is claimed and summed; exclusively to change three members below.
     std::shared_mutex gate_;
     std::vector<Chunk> chunks_;
     std::uint32_t step_ = 0;  // 0 while nothing may be summed

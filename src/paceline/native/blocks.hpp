@@ -20,8 +20,7 @@ struct Blocks {
 // Number of values per thread; fewer values are encoded faster than a thread is started.
 constexpr std::size_t worth_a_thread = std::size_t{1} << 18;
 
-// Round values to float16 or bfloat16, as CastKernel. Throws std::invalid_argument for another
-// type.
+// Round values to float16 or bfloat16, as CastKernel. Other types: throws std::invalid_argument.
 std::size_t cast(const Kernels& kernels, DType dtype, const float* values, std::size_t count,
                  std::uint16_t* rounded, std::size_t num_threads);
 

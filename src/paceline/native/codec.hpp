@@ -31,8 +31,7 @@ struct Codebook {
     Codebook(const std::vector<float>& magnitudes, const std::vector<float>& thresholds);
 
     std::uint32_t first, last;  // upper 16 bits of the first and the last entry
-    // Upper 16 bits: number of thresholds in earlier entries. Lower 16 bits: those of the entry's
-    // threshold, or 0xffff.
+    // Upper 16 bits: number of thresholds in earlier entries. Lower 16: the entry's, or 0xffff.
     std::vector<std::uint32_t> entries;
     std::array<float, 2 * num_magnitudes> values;  // values of all codes, negative values last
     // Bits of the thresholds as a search tree, level by level: 1, 2, 4, ..., 64 thresholds. Missing

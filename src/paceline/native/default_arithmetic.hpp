@@ -1,5 +1,4 @@
-// Sets the calling thread's rounding mode and denormal handling to the defaults, and restores them
-// in the destructor.
+// Sets the thread's rounding mode and denormal handling to the defaults until it is destroyed.
 
 #pragma once
 

@@ -28,8 +28,7 @@ struct DenseLayer {
     Activation activation;
 };
 
-// Kernels for `count` samples. Shapes: x and x_gradient (count, inputs), y and y_gradient
-// (count, outputs).
+// Kernels for `count` samples. x, x_gradient: (count, inputs); y, y_gradient: (count, outputs).
 struct DenseKernels {
     // y = x W^T + b, before the activation.
     void (*forward)(const DenseLayer& layer, const float* x, std::size_t count, float* y);

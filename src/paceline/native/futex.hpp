@@ -1,5 +1,4 @@
-// Sleep until another thread or process changes a word (futex); read the clock; pause in a spin
-// loop.
+// Sleep until another thread or process changes a word (futex); read the clock; pause in a loop.
 
 #pragma once
 

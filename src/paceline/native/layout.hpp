@@ -22,8 +22,7 @@ constexpr std::uint64_t tagged(std::uint32_t step, std::uint32_t count) {
 constexpr std::uint32_t step_in(std::uint64_t word) { return static_cast<std::uint32_t>(word >> 32); }
 constexpr std::uint32_t count_in(std::uint64_t word) { return static_cast<std::uint32_t>(word); }
 
-// Add one to the count of a step, and return it; the count begins at 0 if the word is of another
-// step.
+// Add one to the count of a step, and return it; in a word of another step, begin at 0.
 inline std::uint32_t tick(Tagged& word, std::uint32_t step) {
     std::uint64_t seen = word.load(std::memory_order_relaxed);
     std::uint64_t next;

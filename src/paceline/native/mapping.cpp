@@ -21,8 +21,7 @@ constexpr std::uint64_t of_file = std::uint64_t{1} << 61;
 
 bool is_written(std::uint64_t page) { return (page & (present | swapped)) && !(page & of_file); }
 
-// Drop the written pages among the `count` pages from `data` on; return the number of dropped
-// pages.
+// Drop the written pages among the `count` pages from `data` on; return how many were dropped.
 std::size_t drop_written(char* data, const std::vector<std::uint64_t>& pages, std::size_t count) {
     std::size_t dropped = 0;
     for (std::size_t first = 0; first < count;) {

@@ -39,8 +39,7 @@ void sum_vectors(const void* const* sources, std::size_t num_sources, typename F
     }
 }
 
-// Return the number of elements before the first element that begins a cache line; 0 if no element
-// can begin a cache line.
+// Return the number of elements before the first that begins a cache line; 0 if none can.
 std::size_t before_line(const void* address, std::size_t element_nbytes, std::size_t count) {
     const std::size_t past = reinterpret_cast<std::uintptr_t>(address) % line_nbytes;
     if (past % element_nbytes != 0) return 0;
@@ -48,8 +47,7 @@ std::size_t before_line(const void* address, std::size_t element_nbytes, std::si
     return missing < count ? missing : count;
 }
 
-// Sum whole groups of `unroll` vectors from element `first` on; return the first element not
-// summed.
+// Sum whole groups of `unroll` vectors from element `first` on; return the first one not summed.
 template <class Format, bool streaming>
 std::size_t sum_groups(const void* const* sources, std::size_t num_sources,
                        typename Format::Scalar scale, void* result, std::size_t first,
