@@ -43,12 +43,7 @@ from paceline.exchange.outer import (
 )
 from paceline.exchange.readiness import weakly
 from paceline.exchange.replica import Statistics
-from paceline.exchange.running_exchange import (
-    NO_EXCHANGE,
-    ExchangeLog,
-    RoundPlace,
-    RunningExchange,
-)
+from paceline.exchange.running_exchange import NO_EXCHANGE, ExchangeLog, RoundPlace, RunningExchange
 from paceline.exchange.workers import FixedWorkers, Settings, meet, settings_of
 from paceline.links.call_thread import CallThread
 from paceline.links.group import Group
@@ -92,8 +87,7 @@ class LocalUpdates:
     its `shutdown` after training, because the other workers wait for this worker until then.
 
     `close`, or the end of the `with` block, averages the changes since the last exchange. It then
-    takes part in exchanges until all workers have finished. Raises InvalidInput for unsupported
-    arguments.
+    takes part in exchanges until all workers finish. Raises InvalidInput for unsupported arguments.
     """
 
     _running: RunningExchange | None = None
@@ -132,8 +126,7 @@ class LocalUpdates:
         self._model, self.weight, self._steps = model, weight, InnerSteps(model, optimizer)
         self._fragments = fragments_of(model, fragments)
         self._place, self.log = RoundPlace(self._rounds), ExchangeLog()
-        # What outer="auto" depends on. All workers need the same choice, so `_begin` replaces these
-        # values by worker 0's.
+        # outer="auto" depends on these values, so `_begin` replaces them by worker 0's
         self._chosen_by = sync_every, None if num_steps is None else num_steps / sync_every
         settings = settings_of(self._rounds, codec, outer, self._fragments)
         group, self._suspended = meet(
@@ -202,9 +195,8 @@ class LocalUpdates:
             if not self._steps.count and not all(
                 map(torch.equal, self.own_parameters(), self._outer.values)
             ):
-                hint = "pass the optimizer that changes the parameters to LocalUpdates"
-                problem = "has taken no step, but parameters have changed"
-                raise InvalidInput("optimizer", problem, hint=hint)
+                hint = "pass LocalUpdates the optimizer that changes the parameters"
+                raise InvalidInput("optimizer", "has taken no step", hint=hint)
             self._load()
             while not self._exchange_now().all_closing:
                 pass
@@ -229,7 +221,7 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Exchange `make(parameters)` instead of changes, zero in a rehearsal (no training)."""
+        """Exchange `make(parameters)` in a rehearsal, which changes no parameters."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
@@ -331,10 +323,7 @@ class LocalUpdates:
             raise
 
     def _load(self, mixing: float | None = None) -> None:
-        """Wait for the running exchange, if any, and load its result into this worker's model.
-
-        `mixing`: weight of the worker's own parameters. Default: the setting `mixing`.
-        """
+        """Load a running exchange's result; `mixing`: weight of the worker's own parameters."""
         if (exchange := self._running) is None:
             return
         found, self._running = self._wait(exchange), None

@@ -17,7 +17,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from paceline.core.balance import apportion
 from paceline.core.cost import CostModel, ProfiledCost, Roofline
 from paceline.core.link_fit import ExchangeSample, ExchangeSamples
 from paceline.core.losses import Losses
@@ -95,14 +94,11 @@ class Profile:
                 own_s[key.owner] += seconds
         return list(own_s.values())
 
-    def parts_of_equal(self, batch_size: int) -> dict[str, float]:
-        """Return each device's part of a balanced batch, relative to an equal part."""
-        own_s = {device.name: 0.0 for device in self.machine.devices}
-        for key, seconds in self.durations.items():
-            own_s[key.owner] += seconds if key.kind in _LAYERS else 0.0
-        parts = apportion(batch_size, [1 / seconds for seconds in own_s.values()])
-        equal = -(-batch_size // len(own_s))
-        return {name: part / equal for name, part in zip(own_s, parts, strict=True)}
+    def balanced(self, shares: Sequence[int]) -> "Profile":
+        """Return a profile whose devices compute unequal batches; `shares`: samples by rank."""
+        names = [device.name for device in self.machine.devices]
+        equal = -(-sum(shares) // len(shares))
+        return self.slowed({name: own / equal for name, own in zip(names, shares, strict=True)})
 
 
 def profile(

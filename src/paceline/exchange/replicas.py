@@ -99,11 +99,11 @@ class ReplicaRunner:
             devices = enumerate(found.machine.devices)
             found = found.slowed({one.name: settings.slowdown_of(rank) for rank, one in devices})
             self.with_equal_shares = found
-            if settings.balance is not None:
-                found = found.slowed(found.parts_of_equal(settings.batch_size))
-        self.profiled = found
         if setup.sampler is not None:
             self._balance(setup.sampler)
+            if session.is_rehearsal:
+                found = found.balanced(setup.sampler.shares)
+        self.profiled = found
         return found
 
     def rank_seconds(self) -> list[float]:

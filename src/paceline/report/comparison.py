@@ -298,10 +298,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of losses at the same times, until the shortest run ends.
-
-    Each run has a column. Losses are divided by the lowest loss of all runs.
-    """
+    """Return a table of relative losses until the shortest run ends: a column for each run."""
     end_s = min(run.points[-1].seconds for run in sides.runs)
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
@@ -311,10 +308,7 @@ def times_table(sides: SideBySide) -> Table:
 
 
 def epochs_table(sides: SideBySide) -> Table:
-    """Return a table of losses after epochs, divided by the lowest loss of all runs.
-
-    Each run has a column.
-    """
+    """Return a table of relative losses after each epoch: a column for each run."""
     losses = [{point.epoch: point.loss for point in run.points} for run in sides.runs]
     epochs = sorted(set().union(*losses))
     every = -(-len(epochs) // _MOST_EPOCHS)
@@ -378,10 +372,7 @@ def _bars(sides: SideBySide, field: str) -> Described | None:
 
 
 def difference_tables(changed: Differences, sides: Comparison) -> Iterator[TerminalTable]:
-    """Yield terminal tables of two runs: results, then settings and machine facts that differ.
-
-    `sides`: comparison that contains the names of the two runs.
-    """
+    """Yield terminal tables of two runs: results, then settings and machine facts that differ."""
     rows: Rows = []
     for figure in changed.figures:
         text = "" if figure.change is None else change_text(figure.change)
