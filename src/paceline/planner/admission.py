@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paceline.core.balance import apportion
 
-_GAIN = 1.02  # admit more workers only if they multiply the throughput by this factor or more
+GAIN = 1.02  # use more workers only if they multiply the throughput by this factor or more
 
 
 def refused_workers(
@@ -33,7 +33,7 @@ def refused_workers(
 
     order = sorted(range(len(speeds)), key=lambda rank: -speeds[rank])
     rates = [rate(order[: last + 1]) for last in range(len(order))]
-    needed = next(last for last, one in enumerate(rates) if one * _GAIN >= max(rates))
+    needed = next(last for last, one in enumerate(rates) if one * GAIN >= max(rates))
     refused = {}
     for rank in sorted(order[needed + 1 :]):
         # Best throughput of any group that contains this worker and all faster workers.

@@ -12,10 +12,10 @@ from paceline.core.machine import Device, Machine
 from paceline.core.plan import without_collection
 from paceline.core.strategy import Strategy
 from paceline.core.workload import Workload
+from paceline.planner.admission import GAIN
 from paceline.planner.alternatives import Alternatives, rates
 from paceline.planner.forecast import Forecast, forecast, forecast_alone
 
-_GAIN = 1.02  # recommend more workers only if they multiply the throughput by this factor
 _NUM_DIGITS = 12  # significant digits of compared throughputs, to ignore rounding errors
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -91,7 +91,7 @@ class Ranking(Sequence[Forecast]):
         return next(
             workers
             for workers, forecast in self.best_of.items()
-            if forecast.samples_per_s * _GAIN >= most
+            if forecast.samples_per_s * GAIN >= most
         )
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 from paceline.core.compare import Breakdown, breakdown_by_device
 from paceline.core.outcome import Epoch, is_share
 from paceline.core.timeline import Timeline
+from paceline.planner.admission import GAIN
 from paceline.records.profile import ProfileResult
 from paceline.records.result import PlanRow, RankingRows, RunResult
 from paceline.records.scale import ScaleCell, Scaling, TimedCell, most_real, timed, unrest_of
@@ -16,7 +17,6 @@ from paceline.report.format import counted, number, ratio, share
 from paceline.report.tables import plan_name
 from paceline.strategies import STRATEGIES
 
-_GAIN = 1.02  # minimum speed-up that justifies more workers
 _SCALINGS = get_args(Scaling)
 
 
@@ -300,7 +300,7 @@ def of_rates(rates: Mapping[int, float], found: Metrics) -> None:
     if len(rates) < 2:
         return
     most, top = max(rates), max(rates.values())
-    worth = min(n for n, rate in rates.items() if rate * _GAIN >= top)
+    worth = min(n for n, rate in rates.items() if rate * GAIN >= top)
     found.values["needless_workers"] = 1 - worth / most
     change = rates[most] / rates[worth] - 1
     slower = f"{share(abs(change), 0)} {'faster' if change > 0 else 'slower'}"
