@@ -233,7 +233,8 @@ def wait():
         signal.pause()
 forked.run = wait
 with forked_from_here():
-    print(start(module_command("forked")).pid, flush=True)
+    child = start(module_command("forked"))  # without a reference the connection would close
+    print(child.pid, flush=True)
     signal.pause()
 """
 
@@ -252,11 +253,13 @@ def test_no_process_outlives_its_caller_or_the_fork_server(
     with subprocess.Popen(
         begin, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
     ) as parent:
-        child, *servers = map(int, parent.stdout.readline().split())
-        assert is_running(child)
-        os.kill((parent.pid, *servers)[victim], signal.SIGKILL)
-        assert all(has_ended(pid) for pid in (child, *servers))
-        parent.kill()
+        try:
+            child, *servers = map(int, parent.stdout.readline().split())
+            assert is_running(child)
+            os.kill((parent.pid, *servers)[victim], signal.SIGKILL)
+            assert all(has_ended(pid) for pid in (child, *servers))
+        finally:
+            parent.kill()
 
 
 # The fork server
