@@ -13,12 +13,11 @@ Streaming DiLoCo (arXiv 2501.18512).
 from math import log2
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from paceline.core.wire_format import AUTO, check_codec
+from paceline.core.wire_format import AUTO, CodecName
 
-_Codec = Annotated[str, AfterValidator(check_codec)]
 _Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Outer = Literal["auto", "average", "nesterov"]
 
@@ -60,7 +59,7 @@ class Rounds:
     fragments: Annotated[int, Field(ge=1)] = 1
     delay: Annotated[int, Field(ge=0)] = 0
     mixing: _Share | None = None
-    codec: _Codec | None = None
+    codec: CodecName | None = None
     outer: Outer = "auto"
     outer_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     outer_momentum: _Share | None = None

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator
 
 from paceline.core.errors import InvalidInput
 from paceline.core.names import not_known
@@ -114,6 +116,17 @@ def check_codec(name: str) -> str:
     if name in WIRE_FORMATS or name == AUTO or threshold_of(name) is not None:
         return name
     raise not_known("codec", name, [*WIRE_FORMATS, f"{_THRESHOLD}TAU@SHARE", AUTO])
+
+
+def _check_field(name: str) -> str:
+    """Return a codec's name, or raise ValueError, so that pydantic adds the name of the field."""
+    try:
+        return check_codec(name)
+    except InvalidInput as error:
+        raise ValueError(error.message_for("")) from None
+
+
+CodecName = Annotated[str, AfterValidator(_check_field)]
 
 
 def threshold_of(name: str) -> Threshold | None:

@@ -24,6 +24,7 @@ from paceline.core.settings import (
     read_list,
 )
 from paceline.core.strategy import Strategy, codec_fields, number_of
+from paceline.core.wire_format import check_codec
 from paceline.planner.device_speed import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
@@ -158,7 +159,7 @@ def _of_strategy(given: dict[str, Any], kind: type[RunSettings]) -> dict[str, An
     Raises InvalidInput for settings that the strategy does not support.
     """
     name = given.get("strategy", RunSettings.model_fields["strategy"].default)
-    strategy = find_runnable(str(name))
+    strategy = find_runnable(str(name), f" or {AUTO}" if kind is TrainSettings else "")
     _refuse_useless(given, strategy, strategy.name, kind)
     own = strategy.options.defaults  # may include settings that a rehearsal lacks
     defaults = {name: value for name, value in own.items() if name in kind.model_fields}
@@ -251,7 +252,7 @@ def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
     """Parse the setting `codec`; return options and their codecs, with None for "none"."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
-        return {"codec": None if text == "none" else text}
+        return {"codec": None if text == "none" else check_codec(text)}
     options: dict[str, Any] = {}
     for part in text.split(","):
         purpose, equals, codec = (word.strip() for word in part.partition("="))
@@ -261,5 +262,5 @@ def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
             raise not_known("codec", purpose, fields)
         if purpose in options:
             raise InvalidInput("codec", f"has two values for {purpose}", got=text)
-        options[purpose] = None if codec == "none" else codec
+        options[purpose] = None if codec == "none" else check_codec(codec)
     return options

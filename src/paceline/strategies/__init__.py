@@ -29,13 +29,13 @@ IN_STEP = {name: one for name, one in STRATEGIES.items() if one.running and not 
 
 
 def find_strategy(
-    name: str, among: Mapping[str, Strategy] | None = None, why: str = ""
+    name: str, among: Mapping[str, Strategy] | None = None, why: str = "", also: str = ""
 ) -> Strategy:
     """Look up a strategy by its name, or by `package.module:record`.
 
     `among`: the allowed strategies by name; None: all. Strategies of other packages are always
     allowed. Raises InvalidInput for an unknown name. `why`: the text of the InvalidInput for a
-    strategy that exists but is not in `among`.
+    strategy that exists but is not in `among`. `also`: text about other allowed values.
     """
     known = STRATEGIES if among is None else among
     if name in known:
@@ -44,13 +44,16 @@ def find_strategy(
         return _imported(name)
     if name in STRATEGIES:
         raise InvalidInput("strategy", why, got=name, hint=f"choose one of {', '.join(known)}")
-    raise not_known("strategy", name, known)
+    raise not_known("strategy", name, known, also)
 
 
-def find_runnable(name: str) -> Strategy:
-    """Look up a strategy that can train; raise InvalidInput if `name` can only be planned."""
+def find_runnable(name: str, also: str = "") -> Strategy:
+    """Look up a strategy that can train; raise InvalidInput if `name` can only be planned.
+
+    `also`: text about other allowed values, for the error.
+    """
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
-    return find_strategy(name, runnable, "cannot be run, only planned")
+    return find_strategy(name, runnable, "cannot be run, only planned", also)
 
 
 def find_exchange(name: str) -> Strategy:

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from paceline.core.wire_format import check_codec
+from paceline.core.wire_format import CodecName
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -20,4 +20,4 @@ class AllReduce:
     workers: Annotated[int, Field(ge=1)] = 2
     bucket_mb: Annotated[int, Field(ge=1)] | None = None
     gradient_as_bucket_view: bool = True
-    codec: Annotated[str, AfterValidator(check_codec)] | None = None
+    codec: CodecName | None = None

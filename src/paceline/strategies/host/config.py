@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from paceline.core.wire_format import check_codec
+from paceline.core.wire_format import CodecName
 
 _Positive = Annotated[int, Field(ge=1)]
 _SEARCHES = ("search", "predicted")
@@ -30,7 +30,7 @@ class HostReduce:
 
     workers: _Positive = 2
     chunk: Annotated[int | Literal["search", "predicted"], BeforeValidator(_check_chunk)] = 1
-    codec: Annotated[str, AfterValidator(check_codec)] | None = None
+    codec: CodecName | None = None
     search_step: _Positive = 5
     search_range: _Positive = 5
     interval: _Positive = 10

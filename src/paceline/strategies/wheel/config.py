@@ -4,19 +4,18 @@ from dataclasses import replace
 from math import ceil, gcd
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from paceline.core.cutting import LayerName
 from paceline.core.errors import InvalidInput
 from paceline.core.reading import read_record
 from paceline.core.settings import Record
-from paceline.core.wire_format import Purpose, check_codec
+from paceline.core.wire_format import CodecName, Purpose
 
 # The default momentum of SGD. Stale gradients need about half of the usual lr / (1 - momentum).
 # With momentum 0.8 instead of 0.9 and the same lr, it is halved (docs/strategies/wheel.md).
 MOMENTUM = 0.8
-_Codec = Annotated[str, AfterValidator(check_codec)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -52,10 +51,10 @@ class Wheel:
     hub: str | None = None
     head: LayerName | None = None
     server_memory: Literal["device", "host"] = "device"
-    activations: _Codec | None = None
-    activation_gradients: _Codec | None = None
-    parameters: _Codec | None = None
-    gradients: _Codec | None = None
+    activations: CodecName | None = None
+    activation_gradients: CodecName | None = None
+    parameters: CodecName | None = None
+    gradients: CodecName | None = None
     staleness: Annotated[int, Field(ge=0)] | None = 16
     staleness_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
