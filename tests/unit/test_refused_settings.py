@@ -219,7 +219,7 @@ LINES = [
     ("head", *PACED_WHEEL, "--strategy-option", "head=none"),
     ("staleness", *TRAIN_WHEEL, "--strategy-option", "staleness=0"),
     ("staleness_decay", *PACED_WHEEL, "--strategy-option", "staleness_decay=1"),
-    ("strategy_option codec", *LENET5, "--strategy", "host", "--strategy-option", "codec=threshold:1@2"),
+    ("strategy_option codec", *LENET5, "--strategy=host", "--strategy-option=codec=threshold:1@2"),
     ("codec", *TRAIN_WHEEL, "--codec", "activations=onebit"),
     ("codec", *TRAIN_WHEEL, "--codec", "activation_gradients=auto"),
     ("codec", *TRAIN_WHEEL, "--codec", "gradients=threshold:0.1"),
