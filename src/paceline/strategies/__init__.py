@@ -50,7 +50,11 @@ def find_strategy(
 def find_runnable(name: str) -> Strategy:
     """Look up a strategy that can train; raise InvalidInput if `name` can only be planned."""
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
-    return find_strategy(name, runnable, "cannot be run, only planned")
+    why = "cannot be run, only planned"
+    strategy = find_strategy(name, runnable, why)
+    if strategy.running is None:  # a strategy of another package
+        raise InvalidInput("strategy", why, got=name)
+    return strategy
 
 
 def find_exchange(name: str) -> Strategy:
