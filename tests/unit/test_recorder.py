@@ -126,6 +126,15 @@ def test_untraced_steps_leave_only_their_ends():
     assert (recorder.spans(), recorder.step_ends(), recorder.step_ends()) == ([], [0, 1, 2], [])
 
 
+def test_a_trace_that_keeps_the_latest_steps_keeps_their_ends() -> None:
+    clock = Ticking(mark_s=1)
+    recorder = Recorder(clock, "cpu0", 0)
+    recorder.start_trace(num_kept=2)
+    for _ in range(5):
+        recorder.end_step()
+    assert recorder.step_ends() == [2, 3, 4]
+
+
 def test_a_traced_step_is_numbered_from_the_start_of_the_trace():
     clock = Ticking()
     model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 3)

@@ -31,7 +31,8 @@ KINDS = {
     "child": (partial(validated, ChildSettings), {"connect": "tcp://10.0.0.1:5555"}),
 }
 REFUSED = {
-    "train": {"model": (3, None), "strategy": ("magic",), "batch_size": (-1, 0, 1.5)}
+    "train": {"model": (3, None), "batch_size": (-1, 0, 1.5)}
+    | {"strategy": ("magic", "hierarchy", "paceline.strategies.hierarchy:STRATEGY")}
     | {"workers": (0, 1.5, "few", "cpu:1,cpu:1", 10**9, "1" * 10), "accumulate": (0, 33)}
     | {"codec": ("dinamic8", "gradients=half", 3), "keep_checkpoints": (0,)}
     | {"profile_s": (0, -1, INF), "deadline_s": (-1, 0, 1e20, NAN), "wait_s": (0, INF)}

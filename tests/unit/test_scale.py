@@ -20,7 +20,8 @@ from paceline.report.metrics import of_study
 from paceline.report.scale import page_of
 from paceline.report.tables import Table
 from paceline.strategies import find_exchange
-from paceline.studies.scale.study import study_model
+from paceline.studies.scale.study import study_of
+from paceline.studies.scale.study_runs import runs
 from scale_cells import cell, failed, model_source, study
 
 BROKEN = model_source("Broken", "return self.layer(x) @ torch.ones(3, 3)")
@@ -36,11 +37,12 @@ def predicted(line, *arguments: object, machine=MACHINE) -> dict:
 
 
 def test_a_cell_is_the_forecast_of_its_plan(line):
-    settings = ScaleSettings(model="lenet5", kinds=("predicted",), machine=str(MACHINE))
-    model, machine = study_model(settings), read_machine(MACHINE)
+    asked = {"workers": (2,), "batch_size": (16,), "strategy": ("allreduce",)}
+    settings = ScaleSettings(model="lenet5", kinds=("predicted",), machine=str(MACHINE), **asked)
+    study, machine = study_of(settings), read_machine(MACHINE)
     strategy = find_exchange("allreduce")
-    plan = forecast(model.workload(8), machine, strategy, strategy.config(workers=2), 16)
-    step = model.predicted(machine, "allreduce", 2, 16)
+    plan = forecast(study.workload(8), machine, strategy, strategy.config(workers=2), 16)
+    (step,) = map(study.predicted, runs(settings))
     assert step.memory_bytes == max(plan.memory_nbytes.values())
     assert sum(step.shares.values()) - step.shares["hidden"] == pytest.approx(1)
     asked = ("--workers", 2, "--strategy", "allreduce", "--samples", 160)

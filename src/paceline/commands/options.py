@@ -140,26 +140,16 @@ def with_options(
                 raise typer.TyperException("Missing argument 'model'.")
             command(values, **arguments)
 
-        _declare(called, command, [*parameters, *own])
+        kind = inspect.Parameter.KEYWORD_ONLY
+        config_file = inspect.Parameter("config", kind, annotation=Config, default=None)
+        declared = [*parameters, *own, config_file]
+        # Typer reads these attributes.
+        called.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in declared}
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
         return called
 
     return decorate
-
-
-def _declare(
-    called: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
-) -> None:
-    """Give `called` a signature of `parameters` and --config, and `command`'s name and help.
-
-    Typer reads these attributes.
-    """
-    kind = inspect.Parameter.KEYWORD_ONLY
-    config = inspect.Parameter("config", kind, annotation=Config, default=None)
-    declared = [one.replace(kind=kind) for one in (*parameters, config)]
-    declared.sort(key=lambda one: one.default is not inspect.Parameter.empty)
-    called.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in declared}
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
 
 
 def _by_panel(settings: type[BaseModel]) -> list[str]:

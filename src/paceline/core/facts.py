@@ -7,7 +7,7 @@ from itertools import islice
 from math import inf, isfinite
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, SerializationInfo
 
 from paceline.core.errors import shown
 
@@ -64,28 +64,47 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
     return parse
 
 
+WITH_UNITS = "with units"  # context of `model_dump` in which quantities become text with units
+
+
+def _written(unit: str) -> PlainSerializer:
+    """Return a serializer that formats a value as `quantity` does, if the context asks for it."""
+
+    def write(value: float, info: SerializationInfo) -> float | str:
+        text = quantity(value, unit) if info.context == WITH_UNITS else None
+        return value if text is None else text
+
+    return PlainSerializer(write)
+
+
 _MOST = 1e30  # upper limit, so that products of quantities stay finite
 parse_bytes = _parser(_BYTES, "24 GiB")
-Bytes = Annotated[float, BeforeValidator(parse_bytes), Field(le=_MOST, examples=["24 GiB"])]
+Bytes = Annotated[
+    float, BeforeValidator(parse_bytes), Field(le=_MOST, examples=["24 GiB"]), _written("B")
+]
 BytesPerSecond = Annotated[
     float,
     BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")),
     Field(le=_MOST, examples=["1 Gbit/s"]),
+    _written("B/s"),
 ]
 FlopsPerSecond = Annotated[
     float,
     BeforeValidator(_parser(_units("flop/s", _DECIMAL), "9.3 Tflop/s")),
     Field(le=_MOST, examples=["9.3 Tflop/s"]),
+    _written("flop/s"),
 ]
 ValuesPerSecond = Annotated[
     float,
     BeforeValidator(_parser(_units("value/s", _DECIMAL), "1.6 Gvalue/s")),
     Field(examples=["1.6 Gvalue/s"]),
+    _written("value/s"),
 ]
 Seconds = Annotated[
     float,
     BeforeValidator(_parser(_units("s", _SECONDS), "50 us")),
     Field(le=_MOST, examples=["50 us"]),
+    _written("s"),
 ]
 
 

@@ -247,10 +247,11 @@ class Recorder:
     def end_step(self) -> None:
         """Count a step, and record its end."""
         self._step += 1
-        if self._kept is None:
-            self._step_ends.append(self._marks.clock.mark())
-        elif self._step % self._kept == 0:  # not in every step: visiting all activities is slow
+        self._step_ends.append(self._marks.clock.mark())
+        # Not in every step: visiting all activities is slow.
+        if self._kept is not None and self._step % self._kept == 0:
             first = self._step - self._kept
+            self._step_ends = self._step_ends[-self._kept :]
             self._activities = [one for one in self._activities if one.step >= first]
             self._sums = [span for span in self._sums if span.step >= first]
 

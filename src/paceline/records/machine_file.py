@@ -12,21 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.core.cluster import Cluster
 from paceline.core.errors import InvalidInput
-from paceline.core.facts import Fact, quantity
+from paceline.core.facts import WITH_UNITS, Fact
 from paceline.core.machine import Device, Machine, place_of
 from paceline.core.names import did_you_mean, not_known
 from paceline.core.reading import fault_of, first_fault
 from paceline.links.files import limits, read_toml_file
 from paceline.records.catalogue import EqualFile, by_name
-
-# Unit of a field by the ending of its name; longer endings come first.
-_UNITS = {
-    "values_per_s": "value/s",
-    "flops_per_s": "flop/s",
-    "bytes_per_s": "B/s",
-    "_bytes": "B",
-    "_s": "s",
-}
 
 
 def read_machine(path: Path) -> Machine:
@@ -171,25 +162,6 @@ def machine_text(machine: Machine, comment: str = "") -> str:
     The text begins with the lines of `comment`, and omits fields with default values.
     """
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    text = "\n".join([*lines, tomli_w.dumps(_plain("", machine))])
+    fields = machine.model_dump(exclude_defaults=True, context=WITH_UNITS)
+    text = "\n".join([*lines, tomli_w.dumps(fields)])
     return re.sub(r"[^\n -~]", lambda match: f"\\U{ord(match[0]):08x}", text)
-
-
-def _plain(key: str, value: Any) -> Any:
-    """Convert a field's value to TOML's types; a quantity becomes text with a unit."""
-    if isinstance(value, BaseModel):
-        fields = type(value).model_fields.items()
-        return {
-            name: _plain(name, one)
-            for name, field in fields
-            if (one := getattr(value, name)) != field.default or field.is_required()
-        }
-    if isinstance(value, dict):
-        return {str(name): _plain(key, one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(key, one) for one in value]
-    if isinstance(value, str | int):
-        return value
-    unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), None)
-    text = None if unit is None else quantity(value, unit)
-    return value if text is None else text

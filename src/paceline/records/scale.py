@@ -15,7 +15,6 @@ from paceline.strategies import EXCHANGES, find_exchange
 Scaling = Literal["strong", "strong-per-worker", "weak"]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Kind = Literal[Origin.MEASURED, Origin.REHEARSED, Origin.PREDICTED]
-Part = Literal["computation", "the link", "synchronisation"]
 _Count = Annotated[int, Field(ge=1, le=2**31)]
 _MOST = 64  # maximum number of values in a list, such as --workers
 
@@ -196,11 +195,6 @@ class ScaleCell(Record):
         """The method, workers, batch and scaling of the cell."""
         return Point(self.method, self.workers, self.batch, self.scaling)
 
-    @property
-    def num_shares(self) -> int:
-        """The factor by which an epoch exceeds the setting `samples`: `workers` if weak, else 1."""
-        return self.workers if self.scaling == "weak" else 1
-
 
 class TimedCell(ScaleCell):
     """A cell with an epoch time and without an error."""
@@ -213,35 +207,17 @@ class TimedCell(ScaleCell):
     @property
     def rate(self) -> float:
         """Throughput as a multiple of the setting `samples` per second."""
-        return self.num_shares / self.epoch_s
+        return (self.workers if self.scaling == "weak" else 1) / self.epoch_s
 
     @property
-    def parts(self) -> dict[Part, float]:
-        """The seconds that each of three causes adds to an epoch.
-
-        "the link": exchange that no computation hides. "synchronisation": waiting for others.
-        "computation": the rest.
-        """
-        return {
-            "computation": max(0.0, self.epoch_s - self.exposed_s - self.idle_s),
-            "the link": self.exposed_s,
-            "synchronisation": self.idle_s,
-        }
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that one worker trains in a step."""
-        return -(-self.batch // self.workers) if self.scaling == "strong" else self.batch
+    def range_s(self) -> tuple[float, float]:
+        """The lower and upper end of `epoch_s`; both are `epoch_s` if `spread` is unknown."""
+        return self.spread or (self.epoch_s, self.epoch_s)
 
     def differs_from(self, other: "TimedCell") -> bool:
-        """Return whether the two cells' ranges of seconds per sample are disjoint."""
-        (low, high), (other_low, other_high) = self._bounds_s, other._bounds_s
+        """Return whether the ranges are disjoint of two cells whose epochs have equal samples."""
+        (low, high), (other_low, other_high) = self.range_s, other.range_s
         return high < other_low or other_high < low
-
-    @property
-    def _bounds_s(self) -> tuple[float, float]:
-        low, high = self.spread or (self.epoch_s, self.epoch_s)
-        return low / self.num_shares, high / self.num_shares
 
 
 def timed(cells: Iterable[ScaleCell]) -> list[TimedCell]:

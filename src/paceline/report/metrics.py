@@ -323,12 +323,8 @@ def of_study(cells: Sequence[ScaleCell]) -> Metrics:
     if not known:
         return found
     first = max(known, key=lambda one: one.rate)
-    parts, whole_s = first.parts, first.epoch_s
-    found.values |= {
-        "exposed": parts["the link"] / whole_s,
-        "idle": parts["synchronisation"] / whole_s,
-        "computing": parts["computation"] / whole_s,
-    }
+    exposed, idle = first.exposed_s / first.epoch_s, first.idle_s / first.epoch_s
+    found.values |= {"exposed": exposed, "idle": idle, "computing": max(0.0, 1 - exposed - idle)}
     found.words["exchange_less"] = f"a codec, a faster link or --batch-size {2 * first.batch}"
     if first.capacity_bytes:
         found.values["memory_used"] = first.memory_bytes / first.capacity_bytes

@@ -214,7 +214,7 @@ def _bars(
     shared |= {"legendgroup": name}
     epochs = [one.epoch_s for one in cells]
     whole = _bar(cells, epochs, factor, name=name, marker=marker, **shared)
-    if any(one.spread and one.spread[0] != one.spread[1] for one in cells):
+    if any(one.range_s[0] != one.range_s[1] for one in cells):
         whole["error_y"] = _whiskers(cells, factor)
     if cells[0].scaling != "weak":
         yield whole
@@ -248,7 +248,7 @@ def _bar(
 
 
 def _whiskers(cells: Sequence[TimedCell], factor: float) -> Described:
-    spans = [(one.epoch_s, *(one.spread or (one.epoch_s,) * 2)) for one in cells]
+    spans = [(one.epoch_s, *one.range_s) for one in cells]
     above = [(upper - middle) / factor for middle, _, upper in spans]
     below = [(middle - lower) / factor for middle, lower, _ in spans]
     ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}

@@ -53,7 +53,11 @@ def find_runnable(name: str, also: str = "") -> Strategy:
     `also`: text about other allowed values, for the error.
     """
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
-    return find_strategy(name, runnable, "cannot be run, only planned", also)
+    why = "cannot be run, only planned"
+    strategy = find_strategy(name, runnable, why, also)
+    if strategy.running is None:  # a strategy of another package
+        raise InvalidInput("strategy", why, got=name)
+    return strategy
 
 
 def find_exchange(name: str) -> Strategy:

@@ -1,15 +1,15 @@
 """Measure the memory of a process, and of the tensors of a training step."""
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # exists, but is not declared
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
@@ -101,17 +101,11 @@ def track(
         return Tracked(before + torch.accelerator.max_memory_allocated(device) - held, {})
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(path))
-        events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    memory = [event for event in events if event.get("name") == "[memory]"]
-    memory.sort(key=lambda event: event["ts"])
-    on_cpu = [event["args"] for event in memory if event["args"].get("Device Type") == 0]
-    # Each event contains the allocator's total after the event. This total does not include memory
-    # that was allocated before the profile.
-    start = on_cpu[0]["Total Allocated"] - on_cpu[0]["Bytes"] if on_cpu else 0
-    most = max((int(args["Total Allocated"]) - int(start) for args in on_cpu), default=0)
+    results = found.profiler.kineto_results
+    changes = [event for event in results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    on_cpu = (event.nbytes() for event in changes if event.device_type() == DeviceType.CPU)
+    most = max(accumulate(on_cpu, initial=0))
     by_operator = {row.key: int(row.self_cpu_memory_usage) for row in found.key_averages()}
     return Tracked(before + most, by_operator)
 

@@ -48,77 +48,18 @@ _SCRATCH = "under-way-"  # prefix of temporary folders of runs
 
 
 @dataclass(frozen=True)
-class StudyModel:
-    """A model to study; `workload(n)` describes a worker's training step with n samples.
+class ScalingStudy:
+    """A study: settings, emulated device (or None), machine to predict for (or None), and model.
 
     `shape`: shape of a random sample; None for a model that is trained on its own data.
+    `workload(n)` describes a worker's training step with n samples.
     """
-
-    shape: tuple[int, ...] | None
-    workload: Callable[[int], Workload]
-
-    def predicted(self, machine: Machine, method: str, workers: int, batch_size: int) -> RunStep:
-        """Predict a step on a machine's first `workers` devices.
-
-        `method`: name of the strategy. A strategy that sends layers in chunks is predicted with the
-        fastest chunk size. `batch_size`: samples of a step over all workers. Raises InvalidInput
-        if the machine lacks devices, links or memory.
-        """
-        strategy = find_exchange(method)
-        config = strategy.config(workers=workers)
-        found = forecast_one(self.workload, machine, strategy, config, batch_size, any_chunk=True)
-        fullest_nbytes = max(found.memory_nbytes[name] for name in found.devices)
-        return RunStep(found.step_s, found.breakdown.seconds, fullest_nbytes, found.range_share)
-
-
-def study_model(settings: ScaleSettings) -> StudyModel:
-    """Build and describe the model that the settings name.
-
-    A model trained on random samples has one output for each class. Raises InvalidInput if the
-    model cannot be built, if its input shape is unknown, or if the forward pass fails with every
-    batch size. If it fails with only some batch sizes, the study's results for these are errors.
-    """
-    shape: tuple[int, ...] | None = None
-    if takes_any_data(settings.model):
-        shape = _shape_of(settings)
-        classes = settings.classes if settings.trains else None
-        architecture = find(settings.model)
-        with torch.device("meta" if architecture.num_classes else "cpu"):
-            model = architecture.build(classes if architecture.num_classes else None).train()
-        workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
-    else:
-        if settings.input_shape is not None and own_recipe(settings.model) is None:
-            _shape_of(settings)  # raises InvalidInput if the model cannot train with this shape
-        workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
-    *larger, smallest = sorted(settings.batch_size, reverse=True)
-    for size in larger:
-        with suppress(InvalidInput):
-            workload(size)
-            return StudyModel(shape, workload)
-    workload(smallest)  # all larger sizes failed: raises InvalidInput if this one fails, too
-    return StudyModel(shape, workload)
-
-
-def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
-    usual = find(settings.model).input_shape
-    shape = settings.input_shape or usual
-    if shape is None:
-        problem = f"is required for model {settings.model}"
-        raise InvalidInput("input_shape", problem, hint="write for example 3x224x224")
-    if settings.trains and usual is not None and shape != usual:
-        problem = f"must be {'x'.join(map(str, usual))} to train {settings.model}"
-        raise InvalidInput("input_shape", problem, got="x".join(map(str, shape)))
-    return shape
-
-
-@dataclass(frozen=True)
-class ScalingStudy:
-    """A study: settings, emulated device (or None), machine to predict for (or None), and model."""
 
     settings: ScaleSettings
     device: KnownDevice | None
     machine: Machine | None
-    model: StudyModel
+    shape: tuple[int, ...] | None
+    workload: Callable[[int], Workload]
 
     def repeats(self, run: StudyRun) -> int:
         """Return how often to repeat a run: once for a forecast, else as in the settings."""
@@ -131,24 +72,33 @@ class ScalingStudy:
         of `folder`. `number`: number of the repetition, from 1. Raises Crashed or InvalidInput if
         the run fails or times out.
         """
-        size, workers = run.batch_size, run.workers
-        if size < workers:
-            raise Crashed(f"a batch of {size} is too small for {workers} workers")
+        if run.batch_size < run.workers:
+            raise Crashed(f"a batch of {run.batch_size} is too small for {run.workers} workers")
         if run.source is Origin.PREDICTED:
-            assert self.machine is not None
-            step = self.model.predicted(self.machine, run.method, workers, size)
-            return {Origin.PREDICTED: step}
+            return {Origin.PREDICTED: self.predicted(run)}
         try:
             # Use a subfolder: if this process is killed, the next start of the study removes it.
             with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
-                arguments = study_runs.run_arguments(
-                    run, self.settings, self.model.shape, Path(scratch)
-                )
+                output = Path(scratch)
+                arguments = study_runs.run_arguments(run, self.settings, self.shape, output)
                 result = study_runs.answer(arguments, self.settings.deadline_s)
         except Crashed as error:
             which = f"repetition {number} of {self.repeats(run)}: " if number > 1 else ""
             raise Crashed(f"{which}{error}") from None
         return study_runs.steps_of(validated(RunResult, result, "its result: "))
+
+    def predicted(self, run: StudyRun) -> RunStep:
+        """Predict a run's step on the first devices of `machine`.
+
+        A strategy that sends layers in chunks is predicted with the fastest chunk size. Raises
+        InvalidInput if the machine lacks devices, links or memory.
+        """
+        assert self.machine is not None
+        strategy, size = find_exchange(run.method), run.batch_size
+        config = strategy.config(workers=run.workers)
+        found = forecast_one(self.workload, self.machine, strategy, config, size, any_chunk=True)
+        fullest_nbytes = max(found.memory_nbytes[name] for name in found.devices)
+        return RunStep(found.step_s, found.breakdown.seconds, fullest_nbytes, found.range_share)
 
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
         """Compute the cells of a run from the steps of its repetitions."""
@@ -163,6 +113,48 @@ class ScalingStudy:
             study_runs.cell(point, kind, [found[kind] for found in steps], samples, capacity)
             for point, kind in run.keys
         ]
+
+
+def study_of(settings: ScaleSettings) -> ScalingStudy:
+    """Find the device and machine, and build and describe the model, that the settings name.
+
+    A model trained on random samples has one output for each class. Raises InvalidInput if the
+    model cannot be built, if its input shape is unknown, or if the forward pass fails with every
+    batch size. If it fails with only some batch sizes, the study's results for these are errors.
+    """
+    device = None if settings.device is None else find_device(settings.device)
+    machine = None if settings.machine is None else find_machine(settings.machine)
+    shape: tuple[int, ...] | None = None
+    if takes_any_data(settings.model):
+        shape = _shape_of(settings)
+        classes = settings.classes if settings.trains else None
+        architecture = find(settings.model)
+        with torch.device("meta" if architecture.num_classes else "cpu"):
+            model = architecture.build(classes if architecture.num_classes else None).train()
+        workload = cache(lambda size: describe(model, torch.zeros(size, *shape), settings.model))
+    else:
+        if settings.input_shape is not None and own_recipe(settings.model) is None:
+            _shape_of(settings)  # raises InvalidInput if the model cannot train with this shape
+        workload = cache(lambda size: workload_of(settings.model, size, settings.input_shape))
+    for size in sorted(settings.batch_size, reverse=True):
+        with suppress(InvalidInput):
+            workload(size)
+            break
+    else:
+        workload(min(settings.batch_size))  # all sizes failed: raises InvalidInput again
+    return ScalingStudy(settings, device, machine, shape, workload)
+
+
+def _shape_of(settings: ScaleSettings) -> tuple[int, ...]:
+    usual = find(settings.model).input_shape
+    shape = settings.input_shape or usual
+    if shape is None:
+        problem = f"is required for model {settings.model}"
+        raise InvalidInput("input_shape", problem, hint="write for example 3x224x224")
+    if settings.trains and usual is not None and shape != usual:
+        problem = f"must be {'x'.join(map(str, usual))} to train {settings.model}"
+        raise InvalidInput("input_shape", problem, got="x".join(map(str, shape)))
+    return shape
 
 
 def do_runs(
@@ -217,9 +209,7 @@ def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleRe
     """
     if settings.trains:
         check_gpus(max(point.workers for point in settings.points))
-    device = None if settings.device is None else find_device(settings.device)
-    machine = None if settings.machine is None else find_machine(settings.machine)
-    study = ScalingStudy(settings, device, machine, study_model(settings))
+    study = study_of(settings)
     known = {"id": new_id(settings.model, "-scale"), "paceline": version("paceline")}
     with Journal(folder, JournalHeader(settings=settings, **known)) as journal:
         _remove_scratch(folder)
