@@ -35,6 +35,7 @@ class Choice:
 
     def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
         self._names = list(names)
+        self._left = list[str]()  # the alternatives of the turns that are left
         self._begin([name for name in names if name not in slow])
 
     @property
@@ -108,7 +109,7 @@ class Choice:
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:
             self._left.clear()  # only one alternative is left
-        self.name = self._left[0] if self._left else self._fastest()
+        self.name: str = self._left[0] if self._left else self._fastest()
         self._watch = Watch(self._steps[self.name])
 
     def _fastest(self) -> str:
