@@ -112,7 +112,7 @@ def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, A
         "DDP, fp16": partial(_Ddp, bucket_mb=25, hook=fp16_compress_hook),
     }
     for name, strategy in EXCHANGES.items():
-        replica = partial(strategy.runner().replica, init_sync=False)
+        replica = strategy.runner().replica
         config = partial(strategy.config, workers=world_size)
         makes[name] = partial(replica, config=config(), group=group)
         if "codec" in strategy.options.settings:

@@ -267,10 +267,7 @@ def alone_or_together(
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
     for name in predicted:
         replica = find_strategy(by_name[name].strategy).runner().replica
-        # No initial synchronisation: these copies of the model are discarded after a few steps.
-        exchanges[name] = partial(
-            replica, config=by_name[name].config, group=group, init_sync=False
-        )
+        exchanges[name] = partial(replica, config=by_name[name].config, group=group)
     compared = compare_with_alone(
         runner.setup, group, exchanges, parts, fastest, min(predicted.values())
     )
