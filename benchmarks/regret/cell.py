@@ -25,7 +25,7 @@ from paceline.exchange.balanced import Balanced
 from paceline.exchange.replicas import ReplicaRunner, start
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.step import train_step
-from paceline.exchange.trials import Checked
+from paceline.exchange.trials import Trials, Trying
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
@@ -112,7 +112,7 @@ def _fixed(runner: ReplicaRunner, group: Group, setting: Setting) -> dict[str, A
         "DDP, fp16": partial(_Ddp, bucket_mb=25, hook=fp16_compress_hook),
     }
     for name, strategy in EXCHANGES.items():
-        replica = partial(strategy.runner().replica, init_sync=False)
+        replica = strategy.runner().replica
         config = partial(strategy.config, workers=world_size)
         makes[name] = partial(replica, config=config(), group=group)
         if "codec" in strategy.options.settings:
@@ -147,21 +147,21 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
         yield None, chosen
         return
     decisions, model = list[str](), copy.deepcopy(setup.model).train()
-    candidates = candidates_of(model, group, forecasts, decisions.append)
+    candidates = candidates_of(group, forecasts, decisions.append)
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)
-        checked = Checked(
-            *(candidates, group, clock_for(group.device), 10**9, decisions.append), slow=found.slow
-        )
-        stack.callback(checked.close)
+        clock = clock_for(group.device)
+        trials = Trials(candidates, clock, found.slow, on_decision=decisions.append)
+        tried = Trying(model, candidates, trials, group=group, gradient_as_bucket_view=True)
+        stack.callback(tried.close)
         assert setup.sampler is not None
-        replica = Balanced(checked, model, group, setup.sampler, weighs=False)
+        replica = Balanced(tried, model, group, setup.sampler, weighs=False)
         optimizer, source = setup.optimizer(model), setup.source(0)
-        recorder = Recorder(clock_for(group.device), "", group.rank)
+        recorder = Recorder(clock, "", group.rank)
         step = partial(train_step, replica, optimizer, source, recorder, setup.learning)
         seconds = list[float]()
-        while not checked.settled and len(seconds) < _MOST_CHOOSING:
+        while not trials.settled and len(seconds) < _MOST_CHOOSING:
             began = time.perf_counter()
             step()
             seconds.append(time.perf_counter() - began)
@@ -172,7 +172,7 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
             yield step
 
         yield steps, chosen
-        chosen |= {"choice": checked.name, "shares": list(setup.sampler.shares)}
+        chosen |= {"choice": trials.name, "shares": list(setup.sampler.shares)}
 
 
 def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, list[float]]:

@@ -12,6 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import DataParallel
+from paceline.core.plan import Kind
+from paceline.exchange.trials import Trials, Trying
+from paceline.links.rendezvous import joined
+from paceline.record.recorder import Recorder
+from paceline.strategies import find_strategy
 from pair import Ranks
 from refusals import refused
 from replicas import (
@@ -103,6 +108,35 @@ def test_another_exchange_replaces_torchs_reducer_when_steps_become_slower(pair:
     for before, after in pair(chosen_again, 150, 200):
         assert before == "allreduce"
         assert after in ("host", "tree")
+
+
+def recorded(steps: int) -> tuple[str, list[str]]:
+    """Attach a recorder to the first method; return the chosen method, and what is recorded."""
+    module, oracle = build(Net)
+    group = joined(torch.device("cpu"), 20.0)
+    records = {name: find_strategy(name) for name in EXCHANGES}
+    methods = {name: one.runner().method(one.config()) for name, one in records.items()}
+    clock = Ticking()
+    trials, recorder = Trials(methods, clock), Recorder(clock, "cpu", group.rank)
+    trying = Trying(module, methods, trials, group=group)
+    trying.record(recorder)
+
+    def before(step: int) -> None:
+        clock.now += 0.01 if trials.name == "host" else 0.02
+
+    train(trying, oracle, range(steps), before)
+    recorder.start_trace()
+    train(trying, oracle, range(steps, steps + 3), before)
+    check(trying, oracle)
+    exchange = trying.statistics().exchange
+    trying.close()
+    return exchange, sorted({span.kind.value for span in recorder.spans()})
+
+
+def test_a_recorder_records_the_methods_tried_later_too(pair: Ranks):
+    for exchange, kinds in pair(recorded, 60):
+        assert exchange == "host"
+        assert {Kind.D2H.value, Kind.REDUCE.value} <= set(kinds)
 
 
 def closed(exchange: str) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.core.turns import Watch
-from paceline.exchange.trials import Checked, Trials
+from paceline.exchange.trials import Trials
 from paceline.links.rendezvous import joined
 from ticking import Ticking
 
@@ -18,12 +18,12 @@ def clock() -> Ticking:
     return Ticking()
 
 
-def train(trials, clock, takes, steps=100):
+def train(trials, clock, takes, steps=100, group=None):
     """Train as a replica does: end a due measurement before each forward pass."""
     used = []
     for step in range(steps):
         if trials.due:
-            trials.finish_measurement(joined(torch.device("cpu")))
+            trials.finish_measurement(group or joined(torch.device("cpu")))
         used.append(trials.name)
         clock.now += takes(trials.name, step)
         trials.exchanged()
@@ -98,24 +98,6 @@ def test_a_reason_has_the_chunk_size_timed_and_the_one_in_use(clock):
         assert count in other.removeprefix(reason)
 
 
-class Slow:
-    """A replica whose steps take a given time."""
-
-    def __init__(self, seconds: float, clock: Ticking) -> None:
-        self.seconds, self._clock = seconds, clock
-        self.recorder, self.closed = None, False
-
-    def __call__(self):
-        self._clock.now += self.seconds
-        return self.seconds
-
-    def record(self, recorder):
-        self.recorder = recorder
-
-    def close(self):
-        self.closed = True
-
-
 class WithSlower:
     """A group of this process and a slower one."""
 
@@ -126,24 +108,12 @@ class WithSlower:
         return [values, [self._slower * one for one in values]]
 
 
-def run(clock, takes, num_calls=100, num_steps=1000, slower=1.0):
-    """Train with candidates of these step times; return replica, step times and decisions."""
-    replicas: list[Slow] = []
-
-    def maker(seconds):
-        def make(*, init_sync):
-            assert init_sync == (not replicas)
-            replicas.append(Slow(seconds, clock))
-            return replicas[-1]
-
-        return make
-
+def run(clock, takes, num_steps=100, last_step=1000, slower=1.0):
+    """Train with exchanges of these step times; return trials, step times and decisions."""
     decisions: list[str] = []
-    candidates = {name: maker(seconds) for name, seconds in takes.items()}
-    found = Checked(candidates, WithSlower(slower), clock, num_steps, decisions.append)
-    seconds = [found() for _ in range(num_calls)]
-    assert [one.closed for one in replicas] == [True] * (len(replicas) - 1) + [False]
-    return found, seconds, decisions
+    trials = Trials(takes, clock, last_step=last_step, on_decision=decisions.append)
+    used = train(trials, clock, lambda name, _: takes[name], num_steps, WithSlower(slower))
+    return trials, [takes[name] for name in used], decisions
 
 
 @pytest.mark.parametrize(
@@ -155,51 +125,29 @@ def run(clock, takes, num_calls=100, num_steps=1000, slower=1.0):
     ],
 )
 def test_the_fastest_candidate_is_kept_and_the_choice_reported_once(clock, takes, kept):
-    found, seconds, decisions = run(clock, takes, slower=2.0)
-    assert (found.name, seconds[-1], len(decisions)) == (kept, takes[kept], 1)
+    trials, seconds, decisions = run(clock, takes, slower=2.0)
+    assert (trials.name, seconds[-1], len(decisions)) == (kept, takes[kept], 1)
     assert decisions[0].startswith(f"auto: {kept} ")
     assert all(f"{name} " in decisions[0] for name in takes)
-    assert 0 < found.num_searched < DECIDED
+    assert 0 < trials.num_searched < DECIDED
 
 
 def test_a_single_candidate_is_not_timed(clock):
-    found, _, decisions = run(clock, {"a": 1.0})
-    assert (found.name, found.num_searched, decisions) == ("a", 0, [])
+    trials, _, decisions = run(clock, {"a": 1.0})
+    assert (trials.name, trials.num_searched, decisions) == ("a", 0, [])
 
 
-@pytest.mark.parametrize("num_steps", [5, 11, 21, 40])
-def test_after_the_last_step_of_the_search_nothing_changes(clock, num_steps):
-    _, seconds, decisions = run(clock, {"a": 1.0, "b": 0.9}, num_steps=num_steps)
-    assert len(set(seconds[num_steps:])) == 1
+@pytest.mark.parametrize("last_step", [5, 11, 21, 40])
+def test_after_the_last_step_of_the_search_nothing_changes(clock, last_step):
+    _, seconds, decisions = run(clock, {"a": 1.0, "b": 0.9}, last_step=last_step)
+    assert len(set(seconds[last_step:])) == 1
     assert len(decisions) == 1
 
 
 def test_a_candidate_known_to_be_slow_is_tried_when_steps_change(clock):
-    takes = {"a": [1.0], "b": [0.5]}
-    made: list[str] = []
-
-    def maker(name):
-        def make(*, init_sync):
-            assert init_sync == (not made)  # later replicas have equal parameters
-            made.append(name)
-            return Slow(takes[name][0], clock)
-
-        return make
-
-    candidates = {name: maker(name) for name in takes}
-    found = Checked(candidates, WithSlower(1.0), clock, 1000, lambda _: None, slow=["b"])
-    for _ in range(3 * Watch.num_steps):
-        found()
-    assert (found.name, set(made)) == ("a", {"a"})
-    found._replica.seconds = takes["a"][0] = 2.0
-    for _ in range(3 * Watch.num_steps):
-        found()
-    assert found.name == "b"
-
-
-def test_a_recorder_is_attached_to_later_candidates(clock):
-    found, _, _ = run(clock, {"a": 1.0, "b": 0.5}, num_calls=1)
-    found.record("recorder")
-    for _ in range(100):
-        found()
-    assert (found.name, found._replica.recorder) == ("b", "recorder")
+    takes, decisions = {"a": 1.0, "b": 0.5}, []
+    trials = Trials(takes, clock, slow=["b"], on_decision=decisions.append)
+    assert set(train(trials, clock, lambda name, _: takes[name], 3 * Watch.num_steps)) == {"a"}
+    takes["a"] = 2.0
+    train(trials, clock, lambda name, _: takes[name], 3 * Watch.num_steps)
+    assert (trials.name, len(decisions)) == ("b", 2)

@@ -202,8 +202,7 @@ class Reducer(Listener):
         touched, self._readiness.touched = self._readiness.touched, [False] * len(kept)
         self._forget_gradients()
         try:
-            if self._is_arranged:
-                self._opened().begin()
+            self.began()
             self.ended(range(len(self._chunks)))
         finally:
             self._readiness.touched = touched
@@ -220,7 +219,8 @@ class Reducer(Listener):
 
     def began(self) -> None:
         """Begin an exchange, when the first gradient of a backward pass is ready."""
-        if self._is_arranged:
+        # no chunks: the first backward pass, or all gradients are sparse
+        if self._chunks:
             self._opened().begin()
 
     def ready(self, chunk: int) -> None:
@@ -241,7 +241,7 @@ class Reducer(Listener):
             self._began_phase = False
         if not self._is_arranged:
             self._agree()
-            self._opened().begin()
+            self.began()
             missing = range(len(self._chunks))
         removed = self._readiness.removed_gradient()
         # exchange chunks without gradients on this rank, too, because other ranks wait for them
@@ -376,7 +376,7 @@ class Reducer(Listener):
             self._agreed_order(None)
         else:
             if not began:  # backward failed before the first gradient was ready
-                self._opened().begin()
+                self.began()
             self._opened().discard()
 
     def _forget_gradients(self) -> None:

@@ -6,44 +6,58 @@ trials start again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 
-import torch
-from torch import Tensor
+from torch import nn
 
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.turns import Choice
-from paceline.exchange.replica import ModelReplica, Statistics
+from paceline.exchange.all_reduce import TorchAllReduce
+from paceline.exchange.reducer import Reducer
+from paceline.exchange.replica import Method
+from paceline.exchange.synchronized import Synchronized
 from paceline.links.clock import Clock
 from paceline.links.group import Group
 from paceline.measure.timing import seconds_between
-from paceline.record.recorder import Recorder
 
 
 class Trials(Choice):
     """Chooses the fastest of several exchanges by step times, which are measured in training.
 
-    `slow`: exchanges in `names` that are tried only after steps became slower or faster. A step's
+    `slow`: exchanges in `names` that are tried only after steps became slower or faster. Trials end
+    after at most `last_step` steps. `on_decision(text)` is called after each choice. A step's
     time is the slowest rank's; since all ranks compare the same times, they make the same choice.
+    Attribute `num_searched`: number of steps before the last choice.
     """
 
-    def __init__(self, names: Iterable[str], clock: Clock, slow: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        clock: Clock,
+        slow: Collection[str] = (),
+        last_step: float = inf,
+        on_decision: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__(tuple(names), slow=slow)
-        self._clock = clock
+        self._clock, self._last_step, self._on_decision = clock, last_step, on_decision
+        self._num_exchanged = self.num_searched = 0
         self._failed: dict[str, str] = {}
         self._chunks: dict[str, int] = {}  # each exchange's layers per chunk when last timed
         self._marks: list[Any] = []
 
     @property
     def due(self) -> bool:
-        """Whether enough steps were timed, so that all ranks must call `finish_measurement`."""
+        """Whether all ranks must call `finish_measurement`, to continue or to end the trials."""
+        if self._num_exchanged >= self._last_step:
+            return not self.settled
         return self.num_steps is not None and len(self._marks) > self.num_steps
 
     def exchanged(self) -> None:
         """Record the current time, at the end of a step's exchange."""
-        if self.num_steps is not None:
+        self._num_exchanged += 1
+        if self.num_steps is not None and self._num_exchanged <= self._last_step:
             self._marks.append(self._clock.mark())
 
     def finish_measurement(
@@ -55,12 +69,26 @@ class Trials(Choice):
         steps have become slower or faster. `chunk`: current number of layers per chunk.
         `is_searched`: whether the search for this number is still running.
         """
-        own = seconds_between(self._clock, self._marks)
-        steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
-        self._marks = self._marks[-1:]
-        if chunk is not None and not self.settled:
-            self._chunks[self.name] = chunk
-        self.add(steps, is_steady=not is_searched)
+        was_settled = self.settled
+        if self._num_exchanged >= self._last_step:
+            self.stop()
+        else:
+            own = seconds_between(self._clock, self._marks)
+            steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
+            self._marks = self._marks[-1:]
+            if chunk is not None and not self.settled:
+                self._chunks[self.name] = chunk
+            self.add(steps, is_steady=not is_searched)
+        self._report(was_settled)
+
+    def _report(self, was_settled: bool) -> None:
+        """Call `on_decision` if trials have just ended or started again."""
+        if was_settled and not self.settled:
+            self._on_decision("auto: the time of steps has changed; trying all exchanges again")
+        elif self.settled and not was_settled:
+            self.num_searched = self._num_exchanged
+            took = [f"{name} {duration(took_s)}" for name, took_s in self.seconds.items()]
+            self._on_decision(f"auto: {self.name} from now on; measured {', '.join(took)}")
 
     def fail(self, error: InvalidInput) -> None:
         """Stop trying the current exchange, which has raised `error`."""
@@ -89,113 +117,73 @@ class Trials(Choice):
         return f"{reason}; {now} in chunks of {_layers(chunk)}"
 
 
-class Factory(Protocol):
-    """Creates a replica; with `init_sync`, all ranks get rank 0's parameters and buffers."""
+class Trying(Synchronized):
+    """Averages gradients by several methods in turns, and then by the fastest.
 
-    def __call__(self, *, init_sync: bool) -> ModelReplica:
-        """Create the replica; collective."""
-
-
-class Checked:
-    """A replica that tries several ways to average gradients, and then uses the fastest.
-
-    `candidates`: factories of replicas by name, the simplest first. The first replica copies rank
-    0's parameters to all ranks. All ranks change to another candidate together. Trials end after at
-    most `num_steps` steps. `on_decision(text)` is called after each choice. `slow`: candidates
-    that are tried only after steps became slower or faster. `clock`: clock of the device, whose
-    work may lag behind the host's. `accumulates`: whether each step begins with micro-batches
-    within `no_sync`.
+    `candidates`: the methods by name. `trials`: chooses among these names; None: the first method
+    is used. Other arguments: see `Synchronized`. All ranks change to another method together.
     """
+
+    _trials: Trials | None = None
+    _next: tuple[str, Reducer | TorchAllReduce] | None = None
 
     def __init__(
         self,
-        candidates: Mapping[str, Factory],
-        group: Group,
-        clock: Clock,
-        num_steps: int,
-        on_decision: Callable[[str], None],
-        *,
-        slow: Collection[str] = (),
-        accumulates: bool = False,
+        module: nn.Module,
+        candidates: Mapping[str, Method],
+        trials: Trials | None = None,
+        deadline_s: float | None = None,
+        **arguments: Any,
     ) -> None:
-        self._candidates, self._trials = candidates, Trials(candidates, clock, slow)
-        self._group, self._last_step, self._on_decision = group, num_steps, on_decision
-        self._recorder: Recorder | None = None
-        self._use(self._trials.name, init_sync=True)
-        self._num_steps = self.num_searched = 0
-        self._accumulates = accumulates
+        self._candidates, self._used = candidates, next(iter(candidates))
+        self._tries = len(candidates) > 1
+        super().__init__(module, candidates[self._used], deadline_s, **arguments)
+        self._trials = trials
 
-    @property
-    def settled(self) -> bool:
-        """Whether the trials have ended, so that the fastest candidate is in use."""
-        return self._trials.settled
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's forward pass; also begin a step, unless `no_sync` has begun one."""
-        if torch.is_grad_enabled() and not self._accumulates:
-            self._begin_step()
-        return self._replica(*args, **kwargs)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Begin a step; return a context in which gradients accumulate without an exchange."""
-        self._begin_step()
-        return self._replica.no_sync()
-
-    def prepare(self, run: Callable[[], None]) -> None:
-        """Call the current candidate's `prepare` (see `ModelReplica`)."""
-        self._replica.prepare(run)
-
-    def statistics(self) -> Statistics:
-        """Return traffic and time of the current candidate's exchanges."""
-        return self._replica.statistics()
-
-    def exchange_state(self) -> dict[str, Tensor]:
-        """Return the current candidate's state, such as error feedback."""
-        return self._replica.exchange_state()
-
-    def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load a result of `exchange_state` into the current candidate."""
-        self._replica.load_exchange_state(state)
-
-    def close(self) -> None:
-        """Free the current candidate's resources."""
-        self._replica.close()
-
-    def record(self, recorder: Recorder | None) -> None:
-        """Record exchanges of the current and all later candidates; None stops recording."""
-        self._recorder = recorder
-        self._replica.record(recorder)
-
-    def _begin_step(self) -> None:
-        trials, before = self._trials, self._trials.settled
-        self._num_steps += 1
-        if self._num_steps > self._last_step:
-            if not before:
-                trials.stop()
-                self._follow(before)
+    def _exchanged(self) -> None:
+        """Choose the exchange method of the next steps; called on all ranks after an exchange."""
+        trials = self._trials
+        # Within join(), ranks without samples have no forward pass in which to change methods.
+        if trials is None or self._next is not None or self._join_config.enable:
             return
         trials.exchanged()
-        if trials.due:
-            trials.finish_measurement(self._group)
-            self._follow(before)
+        if not trials.due:
+            return
+        used = self._gradients
+        assert used is not None  # not None, because only a reducer calls this method
+        trials.finish_measurement(self._join(), used.chunk, used.is_searched)
+        while self._next is None and self._used != trials.name:
+            try:
+                method = self._candidates[trials.name]
+                parameters = self._build_params_for_reducer()
+                prepared = self._create_reducer(method, *parameters)
+                prepared.open()
+                self._next = trials.name, prepared
+            except InvalidInput as error:  # raised on all ranks, so all ranks drop this method
+                trials.fail(error)
 
-    def _follow(self, was_settled: bool) -> None:
-        """Use the trials' choice; report if trials have just ended or started again."""
-        trials, used = self._trials, self._trials.name
-        if was_settled and not trials.settled:
-            self._on_decision("auto: the time of steps has changed; trying all exchanges again")
-        elif trials.settled and not was_settled:
-            self.num_searched = self._num_steps - 1
-            took = [f"{name} {duration(took_s)}" for name, took_s in trials.seconds.items()]
-            self._on_decision(f"auto: {used} from now on; measured {', '.join(took)}")
-        if used != self.name:
-            self.close()  # close the old replica first: two replicas would hook every gradient
-            self._use(used)
+    def _before_forward(self) -> None:
+        if self._next is not None and self._gradients is not None and not self._gradients.pending:
+            (name, prepared), self._next = self._next, None
+            trained = all(parameter.requires_grad for parameter in self._trainable)
+            thawed = any(parameter.requires_grad for parameter in self._frozen)
+            types = [parameter.dtype for parameter in self._trainable]
+            if trained and not thawed and types == self._types:
+                self._use(name, prepared)
+            else:  # the parameters have changed since the reducer was prepared
+                prepared.close()
+                self._use(name)
+        super()._before_forward()
 
-    def _use(self, name: str, *, init_sync: bool = False) -> None:
-        self.name, self._replica = name, self._candidates[name](init_sync=init_sync)
-        if self._recorder is not None:
-            self._replica.record(self._recorder)
+    def _use(self, name: str, prepared: Reducer | TorchAllReduce | None = None) -> None:
+        self._used, self._method = name, self._candidates[name]
+        self._replace_reducer(prepared)
+
+    def close(self) -> None:
+        """Stop averaging gradients, and free memory and threads; the module stays usable."""
+        if self._next is not None:
+            self._next[1].close()
+        super().close()
 
 
 def _layers(count: int) -> str:

@@ -22,8 +22,8 @@ from paceline.exchange.optimizers import Policy, StepRecorder, check_policy
 from paceline.exchange.readiness import in_backward, weakly
 from paceline.exchange.reducer import Reducer
 from paceline.exchange.replica import Method, SingleReplica, Statistics
-from paceline.exchange.synchronized import OF_TORCH_ALONE, Synchronized
-from paceline.exchange.trials import Trials
+from paceline.exchange.synchronized import OF_TORCH_ALONE
+from paceline.exchange.trials import Trials, Trying
 from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
 from paceline.planner.admission import refused_workers
@@ -36,7 +36,7 @@ AUTO = "auto"
 logger = logging.getLogger(__name__)
 
 
-class DataParallel(Synchronized):
+class DataParallel(Trying):
     """Runs `module` on this rank's samples and averages the gradients of all ranks.
 
     It has the arguments and behaviour of torch's DistributedDataParallel. At creation it checks
@@ -71,9 +71,6 @@ class DataParallel(Synchronized):
     the prefix. Gradients do not share memory with the exchange, unless `gradient_as_bucket_view` is
     set. Raises InvalidInput for modules or options that are not supported.
     """
-
-    _trials: Trials | None = None
-    _next: tuple[Method, Reducer | TorchAllReduce] | None = None
 
     def __init__(
         self,
@@ -113,27 +110,11 @@ class DataParallel(Synchronized):
         check_policy(on_nonfinite)
         self._is_balanced, self._keep_all = balance == "auto", keep_all
         compression = None if codec is None else Compression(codec, on_nonfinite)
-        method = self._first_method(exchange, chunk, compression, given)
-        super().__init__(module, method, deadline_s, **given)
-        self._start()
-        self._start_trials()
-
-    def _first_method(
-        self,
-        exchange: str,
-        chunk: int | str,
-        compression: Compression | None,
-        given: dict[str, Any],
-    ) -> Method:
-        """Set the exchanges to compare, and return the first one; `given`: arguments for DDP."""
         of_torch = sorted(OF_TORCH_ALONE.keys() & given.keys())
-        candidates = _methods(exchange, chunk, compression, bool(of_torch))
-        self._candidates = {one.name: one for one in candidates}
-        self._tries = len(candidates) > 1
-        self._why = f"{candidates[0].name}: " + ("; ".join(of_torch) or "requested")
-        return candidates[0]
-
-    def _start_trials(self) -> None:
+        methods = _methods(exchange, chunk, compression, bool(of_torch))
+        self._why = f"{methods[0].name}: " + ("; ".join(of_torch) or "requested")
+        super().__init__(module, {one.name: one for one in methods}, None, deadline_s, **given)
+        self._start()
         if self._is_alone:
             self._why = "none: a single rank does not exchange gradients"
         elif self._tries:
@@ -174,45 +155,9 @@ class DataParallel(Synchronized):
 
     # Trials of exchanges.
 
-    def _exchanged(self) -> None:
-        """Choose the exchange method of the next steps; called on all ranks after an exchange."""
-        trials = self._trials
-        # Within join(), ranks without samples have no forward pass in which to change methods.
-        if trials is None or self._next is not None or self._join_config.enable:
-            return
-        trials.exchanged()
-        if not trials.due:
-            return
-        used = self._gradients
-        assert used is not None  # not None, because only a reducer calls this method
-        trials.finish_measurement(self._join(), used.chunk, used.is_searched)
-        # Create a reducer for the next method, unless the trials have ended with the method in use.
-        while self._next is None and not (trials.settled and self._method.name == trials.name):
-            try:
-                method = self._candidates[trials.name]
-                parameters = self._build_params_for_reducer()
-                prepared = self._create_reducer(method, *parameters)
-                prepared.open()
-                self._next = method, prepared
-            except InvalidInput as error:  # raised on all ranks, so all ranks drop this method
-                trials.fail(error)
-
-    def _before_forward(self) -> None:
-        if self._next is not None and self._gradients is not None and not self._gradients.pending:
-            (method, prepared), self._next = self._next, None
-            trained = all(parameter.requires_grad for parameter in self._trainable)
-            thawed = any(parameter.requires_grad for parameter in self._frozen)
-            types = [parameter.dtype for parameter in self._trainable]
-            if trained and not thawed and types == self._types:
-                self._use(method, prepared)
-            else:  # the parameters have changed since the reducer was prepared
-                prepared.close()
-                self._use(method)
-        super()._before_forward()
-
-    def _use(self, method: Method, prepared: Reducer | TorchAllReduce | None = None) -> None:
-        self._method, self._reducer_recorder = method, None
-        self._replace_reducer(prepared)
+    def _use(self, name: str, prepared: Reducer | TorchAllReduce | None = None) -> None:
+        self._reducer_recorder = None
+        super()._use(name, prepared)
         self._record_own()
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
@@ -224,7 +169,7 @@ class DataParallel(Synchronized):
             self._trials, self._next, self._tries = None, None, False
             [method] = _methods(AUTO, 1, None, needs_torch_reducer=True)
             self._why = f"{method.name}: a communication hook was registered"
-            self._use(method)
+            self._use(method.name)
         super().register_comm_hook(state, hook)
 
     @property
@@ -296,8 +241,6 @@ class DataParallel(Synchronized):
     def close(self) -> None:
         """Stop averaging gradients, and free memory and threads; the module stays usable."""
         self._steps.close()
-        if self._next is not None:
-            self._next[1].close()
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from paceline.core.balance import apportion
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
@@ -25,10 +23,10 @@ from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
 from paceline.exchange.alone import Comparison, compare_with_alone
 from paceline.exchange.loop import traced_steps
-from paceline.exchange.replica import ModelReplica
+from paceline.exchange.replica import Method
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
-from paceline.exchange.trials import Checked, Factory
+from paceline.exchange.trials import Trials, Trying
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
@@ -153,12 +151,9 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 
 
 def candidates_of(
-    model: nn.Module,
-    group: Group,
-    forecasts: Sequence[Forecast],
-    decide: Callable[[str], None],
-) -> dict[str, Factory]:
-    """Return factories of the exchanges that may be fastest, by name, the simplest first.
+    group: Group, forecasts: Sequence[Forecast], decide: Callable[[str], None]
+) -> dict[str, Method]:
+    """Return the methods of the exchanges that may be fastest, by name, the simplest first.
 
     Calls `decide` with a text that lists the exchanges with their predicted step times.
     """
@@ -180,12 +175,11 @@ def candidates_of(
     else:
         shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
         decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
-    candidates: dict[str, Factory] = {}
-    for name in names:
-        found = by_name[name]
-        make = find_strategy(found.strategy).runner().replica
-        candidates[name] = partial(make, model, found.config, group)
-    return candidates
+    chosen = {name: by_name[name] for name in names}
+    return {
+        name: find_strategy(one.strategy).runner().method(one.config)
+        for name, one in chosen.items()
+    }
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
@@ -218,26 +212,21 @@ def train_best(
         logger.info("%s", why)
 
     by_name = {one.exchange: one for one in forecasts}
-    candidates = candidates_of(runner.setup.model, group, forecasts, decide)
+    candidates = candidates_of(group, forecasts, decide)
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     last_step = sum(steps[: traced.epoch]) + traced.step
-    accumulates = runner.setup.learning.accumulate > 1
-    checked, clock = list[Checked](), clock_for(group.device)
-
-    def replicate(module: nn.Module) -> ModelReplica:
-        options: dict[str, Any] = {"slow": slow, "accumulates": accumulates}
-        checked.append(Checked(candidates, group, clock, last_step, decide, **options))
-        return checked[0]
+    trials = Trials(candidates, clock_for(group.device), slow, last_step, decide)
 
     def used() -> tuple[Strategy, Any]:
-        found = by_name[checked[0].name]
+        found = by_name[trials.name]
         return find_strategy(found.strategy), found.config
 
-    outcome = runner.train_with(replicate, used)
-    chosen = by_name[checked[0].name]
+    tried: dict[str, Any] = {"group": group, "gradient_as_bucket_view": True}
+    outcome = runner.train_with(lambda one: Trying(one, candidates, trials, **tried), used)
+    chosen = by_name[trials.name]
     seconds = outcome.step_seconds
-    steady = seconds[checked[0].num_searched :] or seconds[-1:]
+    steady = seconds[trials.num_searched :] or seconds[-1:]
     known = {"step_seconds": steady, "decisions": tuple(decisions), "config": chosen.config}
     return chosen, outcome.model_copy(update=known)
 
@@ -278,10 +267,7 @@ def alone_or_together(
     exchanges, by_name = {}, {one.exchange: one for one in forecasts}
     for name in predicted:
         replica = find_strategy(by_name[name].strategy).runner().replica
-        # No initial synchronisation: these copies of the model are discarded after a few steps.
-        exchanges[name] = partial(
-            replica, config=by_name[name].config, group=group, init_sync=False
-        )
+        exchanges[name] = partial(replica, config=by_name[name].config, group=group)
     compared = compare_with_alone(
         runner.setup, group, exchanges, parts, fastest, min(predicted.values())
     )

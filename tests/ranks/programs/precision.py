@@ -106,6 +106,14 @@ def sparse_embedding(trial):
         yield module[0].weight.grad.is_sparse
 
 
+def sparse_gradients_only(trial):
+    """Without dense gradients, an exchange has nothing to open."""
+    model = trial.wrap(nn.Embedding(20, 6, sparse=True))
+    for step in stepped(torch.optim.SGD(model.parameters(), lr=0.1), 3):
+        words = trial.batch(step, 4, 3).mul(10).long().abs() % 20
+        yield backward(model(words).square().mean())
+
+
 @program(raises="RuntimeError", better="a sparse weight that no rank has used is left alone")
 def sparse_embedding_bag_with_unused_parameters_sought(trial):
     @module_of(

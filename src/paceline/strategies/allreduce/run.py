@@ -20,9 +20,7 @@ def method(
     return Method("allreduce", compression=compression)
 
 
-def replica(
-    module: nn.Module, config: AllReduce, group: Group, *, init_sync: bool = True
-) -> ModelReplica:
+def replica(module: nn.Module, config: AllReduce, group: Group) -> ModelReplica:
     """Wrap the module, so that its gradients are averaged over the group."""
     return Synchronized(
         module,
@@ -30,6 +28,5 @@ def replica(
         group=group,
         device_ids=[group.device] if device_of(group.device).is_asynchronous else None,
         bucket_cap_mb=config.bucket_mb,
-        init_sync=init_sync,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
     )

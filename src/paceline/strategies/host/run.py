@@ -25,18 +25,11 @@ def method(
 
 
 def replica(
-    module: nn.Module,
-    config: HostReduce,
-    group: Group,
-    *,
-    init_sync: bool = True,
-    tuner: ChunkTuner | None = None,
+    module: nn.Module, config: HostReduce, group: Group, *, tuner: ChunkTuner | None = None
 ) -> ModelReplica:
     """Wrap the module, so that its gradients are averaged over the group.
 
     `tuner`: searches the chunk size during training; by default, chunks keep the configured size.
     """
     found = method(config, chunk=None if tuner is None else lambda num_layers: tuner)
-    return Synchronized(
-        module, found, group=group, init_sync=init_sync, gradient_as_bucket_view=True
-    )
+    return Synchronized(module, found, group=group, gradient_as_bucket_view=True)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.checkpoints.json_values import apart, dumps, loads, together
 from paceline.checkpoints.state import load_optimizer_state, optimizer_state
@@ -15,7 +15,7 @@ from paceline.core.rounds import Rounds
 from paceline.exchange.checkpoints import State
 from paceline.exchange.learner import WholeModel
 from paceline.exchange.local_updates import LocalUpdates
-from paceline.exchange.replica import SingleReplica, Statistics
+from paceline.exchange.replica import ModelReplica, Statistics
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Share
@@ -27,35 +27,10 @@ Tensors = dict[str, Tensor]
 _PART, _VALUES = "local_updates", "values"  # names in a checkpoint
 
 
-class LocalReplica(SingleReplica):
-    """A replica that averages parameters once per round instead of gradients in every step."""
+class LocalModel(WholeModel, ModelReplica):
+    """Takes the inner steps of a rank by `replica`, and exchanges parameters once per round.
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.learner: LocalModel | None = None
-
-    def exchange_state(self) -> Tensors:
-        """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
-        return {} if self.learner is None else self.learner.own_state()
-
-    def load_exchange_state(self, state: Tensors) -> None:
-        """Load what `exchange_state` returned on this rank; needs the same number of ranks."""
-        if self.learner is not None:
-            self.learner.load_own(state)
-
-    def statistics(self) -> Statistics:
-        """Return the traffic and time of all exchanges of outer gradients so far."""
-        assert self.learner is not None  # the learner is set before training
-        return self.learner.updates.statistics()
-
-    def close(self) -> None:
-        """Abort exchanges that still run."""
-        if self.learner is not None:
-            self.learner.updates.abort()
-
-
-class LocalModel(WholeModel):
-    """Takes the inner steps of a rank, and exchanges parameters once per round.
+    To the training loop, it also is the replica: it exchanges parameters instead of gradients.
 
     A checkpoint contains the averaged model, from which any number of ranks can resume, and each
     rank's parameters and optimizer state, from which the same number of ranks resumes bit for bit.
@@ -66,7 +41,7 @@ class LocalModel(WholeModel):
         session: TrainingSession,
         setup: TrainingSetup,
         recorder: Recorder,
-        replica: Any,
+        replica: ModelReplica,
         config: Local,
         manager: Any = None,
     ) -> None:
@@ -130,7 +105,19 @@ class LocalModel(WholeModel):
         self._loaded_optimizer = state.parts["optimizer"]
         self._num_taken = self.updates.num_steps
 
-    def own_state(self) -> Tensors:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass of this rank's model."""
+        return self._replica(*args, **kwargs)
+
+    def statistics(self) -> Statistics:
+        """Return the traffic and time of all exchanges of outer gradients so far."""
+        return self.updates.statistics()
+
+    def close(self) -> None:
+        """Abort exchanges that still run."""
+        self.updates.abort()
+
+    def exchange_state(self) -> Tensors:
         """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
@@ -143,8 +130,8 @@ class LocalModel(WholeModel):
         text = bytearray(dumps("a worker's state", values))
         return {_VALUES: torch.frombuffer(text, dtype=torch.uint8), **tensors}
 
-    def load_own(self, state: Tensors) -> None:
-        """Load what `own_state` returned on this rank; needs the same number of ranks."""
+    def load_exchange_state(self, state: Tensors) -> None:
+        """Load what `exchange_state` returned on this rank; needs the same number of ranks."""
         own = together(loads(state[_VALUES].numpy().tobytes()), state)
         self.updates.load_state_dict(self._loaded | {"own": own["updates"]})
         self.updates.load_own_parameters(own["parameters"])

@@ -23,7 +23,7 @@ from paceline.core.timeline import Span
 from paceline.exchange.compressed import Compression
 from paceline.exchange.loop import Trained, train
 from paceline.exchange.profile import Profile
-from paceline.exchange.replica import Method, ModelReplica
+from paceline.exchange.replica import Method, ModelReplica, SingleReplica
 from paceline.exchange.replicas import ReplicaRunner, outcome_of
 from paceline.exchange.running_exchange import ExchangeTimes
 from paceline.exchange.session import TrainingSession
@@ -35,7 +35,7 @@ from paceline.links.group import Group
 from paceline.record.merge import clock_offset
 from paceline.record.recorder import Recorder
 from paceline.strategies.local.config import Local
-from paceline.strategies.local.learner import LocalModel, LocalReplica
+from paceline.strategies.local.learner import LocalModel
 from paceline.strategies.local.plan import turns
 
 _MOST_ROUNDS = 5  # maximum number of rounds in a trace
@@ -71,15 +71,12 @@ class LocalRunner(ReplicaRunner):
 
     def train(self, config: Local) -> Outcome:
         """Train, or rehearse the training, with this configuration."""
-        self._replica = LocalReplica(self.setup.model)
-        strategy = self._session.strategy
-        return self.train_with(lambda module: self._replica, lambda: (strategy, config))
+        return self.train_with(SingleReplica, lambda: (self._session.strategy, config))
 
     def _trained(self, replica: ModelReplica, recorder: Recorder, config: Local) -> Trained:
         session = self._session
         model = LocalModel(session, self.setup, recorder, replica, config)
-        self._replica.learner = model
-        trained = train(session, self.setup, recorder, replica, model.learner)
+        trained = train(session, self.setup, recorder, model, model.learner)
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
         spans = tuple(spans_of(tuple(model.updates.log.latest), config, device, session.group.rank))
@@ -123,12 +120,11 @@ class ElasticRunner:
         session, (number, _, manager) = self._session, self._elastic
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
-        replica = LocalReplica(self.setup.model)
+        replica = SingleReplica(self.setup.model)
         model = LocalModel(session, self.setup, recorder, replica, config, manager)
         # Do not report epochs that had ended when this worker joined.
         joined = bisect(list(accumulate(self.setup.epoch_steps)), model.updates.num_steps)
-        replica.learner = model
-        trained = train(session, self.setup, recorder, replica, model.learner)
+        trained = train(session, self.setup, recorder, model, model.learner)
         trained = replace(trained, spans=(), epochs=trained.epochs[joined:])
         return outcome_of(session, self.setup, trained, lambda window: Plan(()), config=config)
 

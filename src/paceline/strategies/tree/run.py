@@ -181,10 +181,6 @@ def method(
     return Method("tree", TreeExchange, takes_codec=False)
 
 
-def replica(
-    module: nn.Module, config: Tree, group: Group, *, init_sync: bool = True
-) -> ModelReplica:
+def replica(module: nn.Module, config: Tree, group: Group) -> ModelReplica:
     """Wrap the module, so that its gradients are averaged over the group."""
-    return Synchronized(
-        module, method(config), group=group, init_sync=init_sync, gradient_as_bucket_view=True
-    )
+    return Synchronized(module, method(config), group=group, gradient_as_bucket_view=True)
