@@ -374,7 +374,7 @@ class Reducer(Listener):
         if not self._is_arranged:
             # the other ranks wait for this rank's order of gradients: tell them that it failed
             self._agreed_order(None)
-        else:
+        elif self._chunks:
             if not began:  # backward failed before the first gradient was ready
                 self.began()
             self._opened().discard()
