@@ -48,7 +48,7 @@ def split(
     """
     try:
         cut = head.cut(workload, config.head, config.workers)
-        layers, num_rows = cut.head, rows_per_sample or cut.rows_per_sample
+        layers, num_rows = cut.head.layers, rows_per_sample or head.rows_per_sample(cut)
         names = [layer.name for layer in layers]
         shardings = [Sharding.even(head.num_outputs(layer), config.workers) for layer in layers]
         own = {name: one.shard(group.rank) for name, one in zip(names, shardings, strict=True)}
@@ -101,13 +101,13 @@ def with_possible_cut(
     """
 
     def attempt(first: str) -> object:
-        layers = head.cut(workload, first, config.workers).head
+        layers = head.cut(workload, first, config.workers).head.layers
         return partition(model, [layer.name for layer in layers], workload.name, inputs)
 
     return with_refused_cuts(
         workload,
         config,
-        lambda described, one: head.cut(described, one.head, one.workers).head[0].name,
+        lambda described, one: head.cut(described, one.head, one.workers).head.layers[0].name,
         attempt,
     )
 
