@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from paceline.core.cutting import with_refused_cuts
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.error_lines import blaming
+from paceline.core.errors import InvalidInput
 from paceline.core.workload import Workload
 from paceline.exchange.step import Optimize
 from paceline.links.group import Group
@@ -120,11 +121,8 @@ def check_row_wise(optimizer: Optimize) -> None:
     try:
         made, apart = _moves(optimizer, (4, 3), (4,))
     except Exception:  # some optimizers accept only matrices, so try without the bias
-        try:
+        with blaming("optimizer", "cannot update a linear layer"):
             made, apart = _moves(optimizer, (4, 3))
-        except Exception as error:
-            problem = f"cannot update a linear layer: {first_line(error)}"
-            raise InvalidInput("optimizer", problem) from error
     if apart:
         raise InvalidInput(
             "optimizer",
