@@ -33,7 +33,10 @@ def cut(workload: Workload, first: str | None, workers: int) -> Split:
 
 def rows_per_sample(parts: Split) -> int:
     """Return the number of rows per sample in the head: 1, or the number of tokens per sample."""
-    return _rows_of(parts.head.layers[0], parts.head.batch_size)
+    matrix = matrix_of(parts.head.layers[0])
+    assert matrix is not None  # a head begins with a linear layer
+    row_nbytes = matrix.shape[1] * matrix.element_size
+    return max(1, round(parts.head.input_nbytes / parts.head.batch_size / row_nbytes))
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
