@@ -13,7 +13,7 @@ from paceline.core.simulate import simulate
 from paceline.core.strategy import Window
 from paceline.core.workload import Cost, Workload
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import cut
+from paceline.strategies.subbatch.head import cut, rows_per_sample
 from paceline.strategies.subbatch.plan import memory, plan
 from refusals import refused
 from subbatches import (
@@ -85,8 +85,8 @@ BRANCHED = Workload("net", BATCH, (CONV, FC1, FC2), (2, 0, 1), 0)
 )
 def test_the_head_of_a_model(workload, first, head):
     parts = cut(workload, first, 2)
-    assert [one.name for one in parts.head] == head
-    assert parts.rows_per_sample == (TOKENS if workload is LANGUAGE else 1)
+    assert [one.name for one in parts.head.layers] == head
+    assert rows_per_sample(parts) == (TOKENS if workload is LANGUAGE else 1)
     assert len(parts.body.layers) + len(head) == len(workload.layers)
 
 

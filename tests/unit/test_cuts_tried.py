@@ -85,7 +85,7 @@ def test_wheel_does_not_cut_a_transformer_before_its_embedding() -> None:
 
 def test_subbatch_splits_only_the_layers_after_an_unsplittable_one() -> None:
     found, _ = describe_recipe(NORMALISED, 8)
-    assert [one.name for one in head.cut(found, None, 2).head] == ["2", "5"]
+    assert [one.name for one in head.cut(found, None, 2).head.layers] == ["2", "5"]
     config = SubBatch(workers=2)
     found = tried_with(NORMALISED, lambda m, x: of_subbatch.with_possible_cut(m, x, found, config))
     group = SimpleNamespace(rank=0, device=torch.device("cpu"))

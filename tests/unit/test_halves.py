@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from halved import CASES, Case, equal
 from nets import Net
+from paceline.core.cutting import Split
 from paceline.rpc.tensor_parts import flatten, load_vector, views
-from paceline.strategies.wheel.split import Split
 from paceline.training.models import describe, layers_of
 from paceline.training.models import paced as module_of_paced
 from paceline.training.models.halves import Halves, cut

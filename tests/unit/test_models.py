@@ -205,3 +205,4 @@ def test_factories_that_make_no_model(folder, name: str, cause: str) -> None:
         find(name).build(None)
     assert caught.value.field in ("model", name)
     assert cause in str(caught.value)
+    assert "None" not in str(caught.value)

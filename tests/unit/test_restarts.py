@@ -19,7 +19,7 @@ def test_a_run_restarts_from_its_newest_undamaged_checkpoint(tmp_path: Path) -> 
     folder = CheckpointFolder(tmp_path / "mine" / CHECKPOINTS, keep=2)
     folder.path.mkdir(parents=True)
     for step in (3, 5):
-        written = folder.write(step, {"model.safetensors": {"weight": torch.zeros(2)}})
+        written = folder.write(step, {"model/weight": torch.zeros(2)}, {})
     (written / "model.safetensors").write_bytes(b"damaged")
     again = restarted(request_in(tmp_path), "worker 1 was lost")
     assert "step 3" in again.lost[0]

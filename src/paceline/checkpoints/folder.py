@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -40,7 +40,6 @@ from paceline.links.files import limits, read_file
 
 logger = logging.getLogger(__name__)
 
-Contents = Mapping[str, Tensor] | Json  # tensors of NAME.safetensors, or the value of NAME.json
 _TENSORS, _JSON = ".safetensors", ".json"
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 _OLD, _PARTIAL = ".old", ".partial-"
@@ -68,26 +67,24 @@ class Loaded:
     written_s: float
     skipped: tuple[str, ...] = ()
 
-    def tensors(self, name: str) -> Tensors:
-        """Return the tensors of NAME.safetensors in host memory; {} if there is no such file."""
-        path = self.path / (name + _TENSORS)
-        if path.name not in self.names:
-            return {}
-        try:
-            # Copy, because load_file returns views of the file, which may be replaced later.
-            return {key: one.clone() for key, one in load_file(path).items()}
-        except (OSError, SafetensorError, KeyError, OverflowError) as error:
-            raise InvalidInput(str(path), f"is not readable: {error}") from None
+    def read(self) -> tuple[Tensors, dict[str, Json]]:
+        """Return the tensors by "FILE/NAME", in host memory, and the plain values by "FILE".
 
-    def json(self, name: str) -> Json:
-        """Return the value of NAME.json; raises InvalidInput if there is no such file."""
-        path = self.path / (name + _JSON)
-        if path.name not in self.names:
-            raise InvalidInput(str(self.path), f"has no file {path.name}")
-        try:
-            return json_values.loads(read_file(path, limits.CHECKPOINT_VALUES))
-        except ValueError as error:
-            raise InvalidInput(str(path), f"is not readable: {error}") from None
+        Raises InvalidInput for an unreadable file.
+        """
+        tensors, parts = dict[str, Tensor](), dict[str, Json]()
+        for path in (self.path / name for name in self.names):
+            try:
+                if path.suffix == _JSON:
+                    parts[path.stem] = json_values.loads(read_file(path, limits.CHECKPOINT_VALUES))
+                else:
+                    # Copy, because load_file returns views of the file, which may be replaced
+                    # later.
+                    for key, tensor in load_file(path).items():
+                        tensors[f"{path.stem}/{key}"] = tensor.clone()
+            except (OSError, SafetensorError, KeyError, ValueError, OverflowError) as error:
+                raise InvalidInput(str(path), f"is not readable: {error}") from None
+        return tensors, parts
 
 
 class CheckpointFolder:
@@ -102,26 +99,29 @@ class CheckpointFolder:
         """The steps of all checkpoints in ascending order, including damaged checkpoints."""
         return tuple(sorted({one.step for one in self._found()}))
 
-    def write(self, step: int, files: Mapping[str, Contents]) -> Path:
+    def write(self, step: int, tensors: Mapping[str, Tensor], parts: Mapping[str, Json]) -> Path:
         """Write the checkpoint of a step and return its folder.
 
-        `files` maps NAME.safetensors to tensors in host memory, and NAME.json to a plain value.
-        Afterwards, the folder contains only this checkpoint and the `keep` - 1 undamaged ones
-        before it. Checkpoints of later steps are removed, because the run has resumed from an
-        earlier step. Raises CheckpointNotWritten if writing fails, for example on a full disk;
-        earlier checkpoints then stay intact. Raises InvalidInput for an unsupported value.
+        `tensors`: tensors in host memory; `FILE/NAME` is stored as NAME in FILE.safetensors.
+        `parts`: plain values; FILE is stored in FILE.json. Afterwards, the folder contains only
+        this checkpoint and the `keep` - 1 undamaged ones before it. Checkpoints of later steps are
+        removed, because the run has resumed from an earlier step. Raises CheckpointNotWritten if
+        writing fails, for example on a full disk; earlier checkpoints then stay intact. Raises
+        InvalidInput for an unsupported value.
         """
+        files: dict[str, Any] = {  # encode before writing, as unsupported values raise InvalidInput
+            f"{name}{_JSON}": json_values.dumps(name, one) for name, one in parts.items()
+        }
+        for name, tensor in tensors.items():
+            file, _, rest = name.partition("/")
+            files.setdefault(f"{file}{_TENSORS}", {})[rest] = tensor
         for name in files:
             manifest.check_file_name(name)
-        encoded = {  # encode before writing, because unsupported values raise InvalidInput
-            name: json_values.dumps(name, one) if name.endswith(_JSON) else one
-            for name, one in files.items()
-        }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self._locked():
                 self._clean_up()
-                path = self._write(step, encoded)
+                path = self._write(step, files)
                 self._remove_others(step)
             reach("checkpoint.written", step=step)
         except OSError as error:
@@ -196,7 +196,7 @@ class CheckpointFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def _write(self, step: int, files: Mapping[str, Contents | bytes]) -> Path:
+    def _write(self, step: int, files: Mapping[str, Tensors | bytes]) -> Path:
         """Write and fsync a checkpoint, then rename it to the name of its step."""
         partial, path = self._temporary(), self.path / _name(step)
         partial.mkdir()
@@ -267,7 +267,7 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def _write_file(path: Path, contents: Contents | bytes) -> FileEntry:
+def _write_file(path: Path, contents: Tensors | bytes) -> FileEntry:
     """Write and fsync a file; return the file's size and checksum."""
     pieces = [contents] if isinstance(contents, bytes) else tensor_file.encoded(contents)
     with path.open("xb") as file:

@@ -11,7 +11,6 @@ It releases the interpreter's lock while it computes checksums and writes.
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 from torch import Event, Tensor
@@ -69,20 +68,15 @@ class BackgroundWriter:
             return
         if not self._wait():
             return
-        files: dict[str, Any] = {
-            f"{name}.json": json_values.copied(name, part) for name, part in json_parts.items()
-        }
+        parts = {name: json_values.copied(name, part) for name, part in json_parts.items()}
         for name, tensor in tensors.items():
             check_can_be_saved(name, tensor)
-        arrivals = self._copy(tensors)
-        for name, tensor in self._copies.items():
-            file, _, rest = name.partition("/")
-            files.setdefault(f"{file}.safetensors", {})[rest] = tensor
+        arrivals, copies = self._copy(tensors), self._copies
 
         def write() -> None:
             for event in arrivals:
                 event.synchronize()
-            self._folder.write(step, files)
+            self._folder.write(step, copies, parts)
 
         self._step, self._has_warned = step, False
         self._writing = self._thread.submit(write)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator
 
 from paceline.core.errors import InvalidInput
+from paceline.core.names import not_known
 from paceline.core.workload import Workload
 
 
@@ -25,6 +27,56 @@ LayerName = Annotated[str, BeforeValidator(_as_name)]
 FirstOf = Callable[[Workload, Any], str]
 # Function that splits the model before the named layer; raises InvalidInput if it cannot.
 Attempt = Callable[[str], object]
+
+
+class Split(NamedTuple):
+    """The first and the last layers of a model; the body's outputs are the head's inputs."""
+
+    body: Workload
+    head: Workload
+
+    @property
+    def first(self) -> str:
+        """The name of the head's first layer, or "loss"."""
+        return self.head.layers[0].name if self.head.layers else LOSS
+
+    @classmethod
+    def before(cls, workload: Workload, first: int) -> "Split":
+        """Split before layer number `first`, from 0; for len(layers), the head is only the loss."""
+        layers, order = workload.layers, workload.backward_order
+        handed_on = layers[first - 1].activation_nbytes
+        in_body = tuple(i for i in order if i < first)
+        in_head = tuple(i - first for i in order if i >= first)
+        half = partial(
+            Workload, workload.name, workload.batch_size, target_nbytes=workload.target_nbytes
+        )
+        return cls(
+            half(layers=layers[:first], backward_order=in_body, input_nbytes=workload.input_nbytes),
+            half(layers=layers[first:], backward_order=in_head, input_nbytes=handed_on),
+        )
+
+    def resized(self, num_samples: int) -> "Split":
+        """Return the halves with sizes for another batch size, but unchanged costs of layers."""
+        old, targets = self.body.batch_size, self.body.target_nbytes
+        sizes: dict[str, Any] = {
+            "batch_size": num_samples,
+            "target_nbytes": None if targets is None else targets // old * num_samples,
+        }
+        crossing = self.head.input_nbytes // old * num_samples
+        return Split(
+            replace(self.body, **sizes), replace(self.head, **sizes, input_nbytes=crossing)
+        )
+
+
+def index_of(workload: Workload, first: str) -> int:
+    """Return the index of the layer `first`; InvalidInput if the head cannot begin with it."""
+    names = [layer.name for layer in workload.layers]
+    if first not in names[1:]:
+        also = f": a layer of {workload.name} after the first layer"
+        raise not_known("head", first, names[:0:-1], also)
+    if why := refusal_of(workload, first):
+        raise InvalidInput.of(why)
+    return names.index(first)
 
 
 def with_refused_cuts(

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import InvalidInput, PacelineError, first_line
 
@@ -83,14 +84,17 @@ def blamed(error: BaseException) -> str:
 
 
 @contextmanager
-def blaming(field: str, problem: str, got: object = None) -> Iterator[None]:
-    """Turn an error that the block raises into InvalidInput, with `problem` and the error."""
+def blaming(field: str, problem: str, **more: Any) -> Iterator[None]:
+    """Turn an error that the block raises into InvalidInput, with `problem` and the error.
+
+    `more`: other arguments of InvalidInput, such as `hint`.
+    """
     try:
         yield
     except InvalidInput:
         raise
     except (Exception, SystemExit) as error:
-        raise InvalidInput(field, f"{problem}: {blamed(error)}", got=got) from error
+        raise InvalidInput(field, f"{problem}: {blamed(error)}", **more) from error
 
 
 def exit_code(error: BaseException) -> int:

@@ -98,13 +98,7 @@ def _read(run: Path) -> State:
         logger.warning("%s; resuming from step %d", line, loaded.step)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loaded.written_s))
     logger.info("resuming after step %d from %s, written %s", loaded.step, loaded.path, at)
-    tensors: Tensors = {}
-    for name in loaded.names:
-        stem, _, kind = name.partition(".")
-        if kind == "safetensors":
-            tensors |= {f"{stem}/{key}": one for key, one in loaded.tensors(stem).items()}
-    stems = [name.partition(".")[0] for name in loaded.names if name.endswith(".json")]
-    return State(tensors, {stem: loaded.json(stem) for stem in stems})
+    return State(*loaded.read())
 
 
 def interrupted(interruption: Interruption, num_steps: int, folder: Path | None) -> Interrupted:

@@ -28,7 +28,7 @@ from paceline.links.group import Group
 from paceline.record.recorder import Recorder
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import IndexedSamples
-from paceline.training.models.halves import buffers_restored
+from paceline.training.models.halves import values_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
@@ -84,7 +84,8 @@ class WholeModel:
         return evaluate(self._model, samples, self._group, recipe, self._setup.learning)
 
     def _prepare(self, share: Share) -> None:
-        with random_numbers_restored({self._group.device}), buffers_restored(self._model):
+        buffers = self._model.buffers()
+        with random_numbers_restored({self._group.device}), values_restored(buffers):
             self._setup.learning.forward(self._replica, share).backward()
         self._model.zero_grad()
 

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.chunks import ChunkTimes, ChunkTuner
+from paceline.core.workload import Cost, Layer, Parameter, Workload
 from paceline.exchange.compressed import CodecAllReduce, Compression
 from paceline.exchange.layout import Chunk, Layout
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder
-from paceline.training.models.paced import PacedSGD
+from paceline.training.models.paced import PacedModel, PacedSGD
 
 
 @dataclass(frozen=True)
@@ -183,42 +184,6 @@ class Method:
         return self.make is None
 
 
-_Like = Callable[[Tensor], Tensor]
-
-
-class _Ready(torch.autograd.Function):
-    """An autograd function whose backward pass computes nothing and returns given gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, after: Tensor, gradients: Sequence[Tensor], hand_out: _Like, *_: Tensor
-    ) -> Tensor:
-        ctx.gradients, ctx.hand_out = gradients, hand_out
-        return after.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *of_after: Tensor) -> tuple[Tensor | None, ...]:
-        # return new tensors, because autograd would copy a gradient that has other references
-        return of_after[0], None, None, *map(ctx.hand_out, ctx.gradients)
-
-
-class _ProbeLayer(nn.Module):
-    """A layer that computes nothing, and whose gradients are ready immediately."""
-
-    def __init__(self, sizes: Sequence[int], device: torch.device, like: _Like | None) -> None:
-        super().__init__()
-        # exchange zeros or, if the number of bytes sent depends on values, what `like` returns
-        zeros = [torch.zeros(nbytes // 4, device=device) for nbytes in sizes]
-        self.weights = nn.ParameterList(nn.Parameter(one) for one in zeros)
-        self.gradients = list(map(like or torch.zeros_like, zeros))
-        # return copies of gradients from `like`, because an exchange may overwrite gradients
-        self._hand_out = torch.clone if like else Tensor.detach
-
-    def forward(self, after: Tensor) -> Tensor:
-        result: Tensor = _Ready.apply(after, self.gradients, self._hand_out, *self.weights)  # type: ignore[no-untyped-call]
-        return result
-
-
 class Probe:
     """Exchanges gradients without computing them, so that the exchange can be timed; collective.
 
@@ -236,17 +201,23 @@ class Probe:
         codec: str | None = None,
         barrier: Callable[[], None] | None = None,
     ) -> None:
-        like = stand_ins_for(codec)
-        layers = [_ProbeLayer(one, device, like) for one in reversed(sizes)]
-        self._module = nn.Sequential(*layers)
+        layers = []
+        for i, one in enumerate(reversed(sizes)):
+            tensors = (Parameter(f"{i}.{j}", (nbytes // 4,)) for j, nbytes in enumerate(one))
+            layers.append(Layer(str(i), tuple(tensors), 0, Cost(), Cost()))
+        order, times = tuple(reversed(range(len(layers)))), [0.0] * len(layers)
+        workload = Workload("probe", 1, tuple(layers), order, 0)
+        with device:
+            # exchange zeros or, if the number of bytes sent depends on values, stand-ins
+            self._module = PacedModel(workload, times, times, (), stand_ins_for(codec))
         self._replica, self._barrier = replicate(self._module), barrier
-        self._scalar = torch.zeros((), device=device)
+        self._inputs = torch.zeros(1, device=device)
         # calls need an optimizer step, because some exchanges run in optimizer hooks
         self._optimizer = PacedSGD(self._module.parameters(), 0.0)
 
     def __call__(self) -> None:
         """Exchange the gradients of all layers once."""
-        self._replica(self._scalar).backward()
+        self._replica(self._inputs).backward()
         if self._barrier is not None:
             self._barrier()
         self._optimizer.step()

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from paceline.core.cutting import with_refused_cuts
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.error_lines import blaming
+from paceline.core.errors import InvalidInput
 from paceline.core.workload import Workload
 from paceline.exchange.step import Optimize
 from paceline.links.group import Group
@@ -48,7 +49,7 @@ def split(
     """
     try:
         cut = head.cut(workload, config.head, config.workers)
-        layers, num_rows = cut.head, rows_per_sample or cut.rows_per_sample
+        layers, num_rows = cut.head.layers, rows_per_sample or head.rows_per_sample(cut)
         names = [layer.name for layer in layers]
         shardings = [Sharding.even(head.num_outputs(layer), config.workers) for layer in layers]
         own = {name: one.shard(group.rank) for name, one in zip(names, shardings, strict=True)}
@@ -101,13 +102,13 @@ def with_possible_cut(
     """
 
     def attempt(first: str) -> object:
-        layers = head.cut(workload, first, config.workers).head
+        layers = head.cut(workload, first, config.workers).head.layers
         return partition(model, [layer.name for layer in layers], workload.name, inputs)
 
     return with_refused_cuts(
         workload,
         config,
-        lambda described, one: head.cut(described, one.head, one.workers).head[0].name,
+        lambda described, one: head.cut(described, one.head, one.workers).head.layers[0].name,
         attempt,
     )
 
@@ -120,11 +121,8 @@ def check_row_wise(optimizer: Optimize) -> None:
     try:
         made, apart = _moves(optimizer, (4, 3), (4,))
     except Exception:  # some optimizers accept only matrices, so try without the bias
-        try:
+        with blaming("optimizer", "cannot update a linear layer"):
             made, apart = _moves(optimizer, (4, 3))
-        except Exception as error:
-            problem = f"cannot update a linear layer: {first_line(error)}"
-            raise InvalidInput("optimizer", problem) from error
     if apart:
         raise InvalidInput(
             "optimizer",

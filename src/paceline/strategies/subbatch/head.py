@@ -1,42 +1,25 @@
 """Cut a model into body (first layers) and split head (last layers); compute head costs."""
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from paceline.core.cost import update_cost
-from paceline.core.cutting import refusal_of
+from paceline.core.cutting import Split, index_of, refusal_of
 from paceline.core.errors import InvalidInput
-from paceline.core.names import did_you_mean
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
 _KINDS = ("Linear", "BatchNorm1d", "")  # types of layers that may be split; "": unknown type
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The body (first layers) as a workload, and the head (last layers) in forward order."""
-
-    body: Workload
-    head: tuple[Layer, ...]
-
-    @property
-    def rows_per_sample(self) -> int:
-        """Rows per sample in the head: 1, or the number of tokens per sample."""
-        matrix = matrix_of(self.head[0])
-        assert matrix is not None  # a head begins with a linear layer
-        row_nbytes = matrix.shape[1] * matrix.element_size
-        handed_on = self.body.layers[-1].activation_nbytes / self.body.batch_size
-        return max(1, round(handed_on / row_nbytes))
-
-
-def cut(workload: Workload, first: str | None, workers: int) -> Cut:
+def cut(workload: Workload, first: str | None, workers: int) -> Split:
     """Cut a model into its body, and a head that begins with the layer `first`.
 
     If `first` is None, the head is as long as possible. A head cannot begin with the model's first
     layer, nor with a layer in `workload.refused_cuts`. Raises InvalidInput if there is no such
     head, if a layer of it cannot be split, or if it has fewer outputs than there are workers.
     """
-    start = _found(workload) if first is None else _named(workload, first)
+    start = _found(workload) if first is None else index_of(workload, first)
+    if problem := _fault(workload, start):
+        raise InvalidInput("head", f"cannot be split: {problem}", got=first)
     for layer in workload.layers[start:]:
         if num_outputs(layer) < workers:
             raise InvalidInput(
@@ -45,9 +28,15 @@ def cut(workload: Workload, first: str | None, workers: int) -> Cut:
                 got=workers,
                 hint="use fewer workers, or a head that begins after this layer",
             )
-    order = tuple(i for i in workload.backward_order if i < start)
-    body = replace(workload, layers=workload.layers[:start], backward_order=order)
-    return Cut(body, workload.layers[start:])
+    return Split.before(workload, start)
+
+
+def rows_per_sample(parts: Split) -> int:
+    """Return the number of rows per sample in the head: 1, or the number of tokens per sample."""
+    matrix = matrix_of(parts.head.layers[0])
+    assert matrix is not None  # a head begins with a linear layer
+    row_nbytes = matrix.shape[1] * matrix.element_size
+    return max(1, round(parts.head.input_nbytes / parts.head.batch_size / row_nbytes))
 
 
 def matrix_of(layer: Layer) -> Parameter | None:
@@ -66,43 +55,28 @@ def shares(count: int, workers: int) -> list[int]:
     return [part for i in range(workers) if (part := whole + (i < rest))]
 
 
-def _named(workload: Workload, first: str) -> int:
-    names = [layer.name for layer in workload.layers]
-    if first not in names:
-        near = did_you_mean(first, names) or f"choose one of {', '.join(names[-10:])}"
-        raise InvalidInput("head", f"is not a layer of {workload.name}", got=first, hint=near)
-    start = names.index(first)
-    if not start:
-        raise InvalidInput("head", f"must begin after the first layer, {first!r}")
-    if why := refusal_of(workload, first):
-        raise InvalidInput.of(why)
-    problem = _problem(workload, start)
-    if problem is None and matrix_of(workload.layers[start]) is None:
-        problem = f"layer {first!r} is not linear"
-    if problem is None and not _comes_first(workload, start):
-        problem = f"backward must run {first!r} and the layers after it before all others"
-    if problem is not None:
-        raise InvalidInput("head", f"cannot be split: {problem}", got=first)
-    return start
-
-
 def _found(workload: Workload) -> int:
-    layers, found = workload.layers, None
-    for start in range(len(layers) - 1, 0, -1):
-        if _problem(workload, start) is not None or not _comes_first(workload, start):
-            break
-        is_linear = matrix_of(layers[start]) is not None
-        if is_linear and refusal_of(workload, layers[start].name) is None:
-            found = start
-    if found is None and workload.refused_cuts:
+    layers = workload.layers
+    for start in range(1, len(layers)):
+        if _fault(workload, start) is None and refusal_of(workload, layers[start].name) is None:
+            return start
+    if workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
-    if found is None:
-        reason = _problem(workload, len(layers) - 1)
-        reason = reason or f"layer {layers[-1].name!r} is not linear, or is the only layer"
-        raise InvalidInput(
-            "head", f"requires untied linear layers at the end of {workload.name}: {reason}"
-        )
-    return found
+    reason = _fault(workload, len(layers) - 1) or f"{layers[-1].name!r} is the only layer"
+    raise InvalidInput(
+        "head", f"requires untied linear layers at the end of {workload.name}: {reason}"
+    )
+
+
+def _fault(workload: Workload, start: int) -> str | None:
+    """Return why a split head cannot begin with the layer of index `start`; None if it can."""
+    first = workload.layers[start]
+    problem = _problem(workload, start)
+    if problem is None and matrix_of(first) is None:
+        return f"layer {first.name!r} is not linear"
+    if problem is None and not _comes_first(workload, start):
+        return f"backward must run {first.name!r} and the layers after it before all others"
+    return problem
 
 
 def _comes_first(workload: Workload, start: int) -> bool:

@@ -10,7 +10,13 @@ from paceline.codecs.stand_ins import stand_ins_for
 from paceline.core.cost import PacedDevice, layer_times
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.subbatch.config import SubBatch
-from paceline.strategies.subbatch.head import cut, layer_work, matrix_of, num_outputs
+from paceline.strategies.subbatch.head import (
+    cut,
+    layer_work,
+    matrix_of,
+    num_outputs,
+    rows_per_sample,
+)
 from paceline.strategies.subbatch.layers import DropoutMasks, HeadLayer
 from paceline.strategies.subbatch.trainer import SplitModel
 from paceline.training.models.chained_head import TracedLayer
@@ -74,12 +80,13 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDe
     InvalidInput if the model cannot be split.
     """
     parts = cut(workload, config.head, config.workers)
-    start, count = len(parts.body.layers), workload.batch_size * parts.rows_per_sample
+    start, num_rows = len(parts.body.layers), rows_per_sample(parts)
+    count = workload.batch_size * num_rows
     times, usual = device.times(workload), layer_times(workload, device.rate)
     scales = _ratio(times.forward_s, usual.forward_s), _ratio(times.backward_s, usual.backward_s)
-    matrix = matrix_of(parts.head[0])
+    matrix = matrix_of(parts.head.layers[0])
     assert matrix is not None  # a head begins with a linear layer
-    rows = () if parts.rows_per_sample == 1 else (parts.rows_per_sample,)
+    rows = () if num_rows == 1 else (num_rows,)
     body = PacedModel(
         parts.body,
         times.forward_s[:start],
@@ -101,9 +108,9 @@ def paced_model(workload: Workload, config: SubBatch, rank: int, device: PacedDe
         num_inputs = None if matrix is None else matrix.shape[1]
         return PacedHeadLayer(layer.name, num_inputs, sharding, rank, seconds)
 
-    head = tuple(map(paced, parts.head))
+    head = tuple(map(paced, parts.head.layers))
     module = nn.ModuleList([body, *(layer.module for layer in head)])
-    return SplitModel(module, body, head, workload.batch_size, parts.rows_per_sample)
+    return SplitModel(module, body, head, workload.batch_size, num_rows)
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:

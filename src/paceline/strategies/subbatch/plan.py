@@ -28,6 +28,7 @@ from functools import partial
 
 from paceline.core.collective import Coding, Collective, CollectivePiece, coding_of
 from paceline.core.cost import compute_lane
+from paceline.core.cutting import Split
 from paceline.core.machine import Device, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
@@ -37,12 +38,12 @@ from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.head import (
-    Cut,
     LayerWork,
     cut,
     layer_work,
     matrix_of,
     num_outputs,
+    rows_per_sample,
     shares,
     update_work,
 )
@@ -77,7 +78,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
     compute = ComputeStep(parts.body, devices)
     update, ring, gradients = compute.update, None, dict[str, Collective]()
     if config.updates == "step":
-        updates = (update_work(layer, _share(layer, workers)) for layer in parts.head)
+        updates = (update_work(layer, _share(layer, workers)) for layer in parts.head.layers)
         update = sum(updates, update)
     if workers > 1:
         ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
@@ -92,7 +93,7 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
                     ring, Kind.REDUCE, layer.name, *size, coding
                 )
     passes = tuple(_sub_batches(parts, devices, config, ring))
-    num_rows = workload.batch_size * parts.rows_per_sample
+    num_rows = workload.batch_size * rows_per_sample(parts)
     nbytes = _LABELS_HEADER + num_rows * _LABEL_NBYTES
     labels = _exchange(ring, workers, None, Kind.SEND, LABELS, nbytes, None, 1)
     step_tasks = partial(_step_tasks, compute, passes, labels, gradients, update)
@@ -108,7 +109,7 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     """
     devices = machine.first_devices(config.workers)
     parts = cut(workload, config.head, config.workers)
-    body, head, workers = parts.body, parts.head, config.workers
+    body, head, workers = parts.body, parts.head.layers, config.workers
     # For the head's backward pass, a device keeps the inputs of linear layers and its own logits.
     own_outputs = head[-1].activation_nbytes * _share(head[-1], workers)
     features = own_outputs
@@ -231,24 +232,23 @@ class _SubBatchPlan:
 
 
 def _sub_batches(
-    parts: Cut, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
+    parts: Split, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
     """Yield the sub-batches of a step; assume the largest head part for each worker."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None
     if workers > 1:
-        head = Workload("head", 1, parts.head, tuple(range(len(parts.head))), 0)
-        there = coding_of(config.activations, head, devices, _FLOAT32)
-        back = coding_of(config.activation_gradients, head, devices, _FLOAT32)
-    matrix = matrix_of(parts.head[-1])
+        there = coding_of(config.activations, parts.head, devices, _FLOAT32)
+        back = coding_of(config.activation_gradients, parts.head, devices, _FLOAT32)
+    matrix = matrix_of(parts.head.layers[-1])
     element_size = 4 if matrix is None else max(4, matrix.element_size)
-    loss_nbytes = _LOSS_VALUES * element_size * parts.rows_per_sample  # per sample
+    loss_nbytes = _LOSS_VALUES * element_size * rows_per_sample(parts)  # per sample
     for number, samples in enumerate(shares(batch_size, config.num_sub_batches(batch_size))):
         exchange = partial(_exchange, ring, workers, number)
         layers = []
         inputs = samples * parts.body.layers[-1].activation_nbytes / batch_size
-        for layer in parts.head:
+        for layer in parts.head.layers:
             share, part = _share(layer, workers), workers * samples / batch_size
             accumulates = number > 0 and not updates_each
             work, gathered, returned = layer_work(layer, share, part, accumulates), None, None

@@ -5,11 +5,8 @@ begins, and the body's gradients are exchanged after its backward pass. A simula
 then predicts the overlap of normal steps.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import get_args
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -32,6 +29,7 @@ from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
+from paceline.training.models.halves import values_restored
 
 ANY_SPEED = Speed(1e9, 1e9)  # arbitrary, because the profile measures every part of a step
 _NUM_WARM_UP = 2
@@ -50,21 +48,11 @@ def profile(
     number generator.
     """
     machine = this_machine(group, [ANY_SPEED] * group.world_size)
-    with _restored(model.module), random_numbers_restored(()):
+    tensors = *model.module.parameters(), *model.module.buffers()
+    with values_restored(tensors), random_numbers_restored(()):
         timeline = _traced(model, trainee, config, group, machine, seconds)
+    model.module.zero_grad()
     return _calibrated(timeline, trainee.workload, machine, config)
-
-
-@contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    """Restore the values of parameters and buffers after the block, and remove gradients."""
-    tensors = [*module.parameters(), *module.buffers()]
-    before = [tensor.detach().clone() for tensor in tensors]
-    yield
-    with torch.no_grad():
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
-            tensor.grad = None
 
 
 def _traced(

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from paceline.codecs.stand_ins import stand_ins_for
-from paceline.core.cutting import with_refused_cuts
+from paceline.core.cutting import Split, with_refused_cuts
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import DeviceKind
 from paceline.core.settings import RehearseSettings, TrainSettings
@@ -33,7 +33,7 @@ from paceline.rpc.batch_layout import BatchLayout
 from paceline.strategies.wheel.config import MOMENTUM, RunSpec, Wheel
 from paceline.strategies.wheel.remote import ChildSettings
 from paceline.strategies.wheel.server import LentHead
-from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, Split, messages, pace_of, split
+from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages, pace_of, split
 from paceline.training.data.batch import Batch, call
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import ShardedBatches

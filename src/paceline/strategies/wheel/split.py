@@ -10,14 +10,11 @@ The head's parameters and gradients never leave the hub (Du et al. 2017, section
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
-from paceline.core.cutting import LOSS, refusal_of
+from paceline.core.cutting import LOSS, Split, index_of, refusal_of
 from paceline.core.errors import InvalidInput
-from paceline.core.names import not_known
 from paceline.core.wire_format import Purpose, WireFormat, wire_format
 from paceline.core.workload import Layer, Workload
 from paceline.strategies.wheel.config import PaceSpec, Wheel
@@ -39,45 +36,6 @@ class MessageSize(NamedTuple):
     wire_format: WireFormat | None
 
 
-class Split(NamedTuple):
-    """The first and the last layers of a model; the body's outputs are the head's inputs."""
-
-    body: Workload
-    head: Workload
-
-    @property
-    def first(self) -> str:
-        """The name of the head's first layer, or "loss"."""
-        return self.head.layers[0].name if self.head.layers else LOSS
-
-    @classmethod
-    def before(cls, workload: Workload, first: int) -> "Split":
-        """Split before layer number `first`, from 0; for len(layers), the head is only the loss."""
-        layers, order = workload.layers, workload.backward_order
-        handed_on = layers[first - 1].activation_nbytes
-        in_body = tuple(i for i in order if i < first)
-        in_head = tuple(i - first for i in order if i >= first)
-        half = partial(
-            Workload, workload.name, workload.batch_size, target_nbytes=workload.target_nbytes
-        )
-        return cls(
-            half(layers=layers[:first], backward_order=in_body, input_nbytes=workload.input_nbytes),
-            half(layers=layers[first:], backward_order=in_head, input_nbytes=handed_on),
-        )
-
-    def resized(self, num_samples: int) -> "Split":
-        """Return the halves with sizes for another batch size, but unchanged costs of layers."""
-        old, targets = self.body.batch_size, self.body.target_nbytes
-        sizes: dict[str, Any] = {
-            "batch_size": num_samples,
-            "target_nbytes": None if targets is None else targets // old * num_samples,
-        }
-        crossing = self.head.input_nbytes // old * num_samples
-        return Split(
-            replace(self.body, **sizes), replace(self.head, **sizes, input_nbytes=crossing)
-        )
-
-
 def split(workload: Workload, config: Wheel) -> Split:
     """Cut the model before `config.head`; without this setting, where messages are smallest.
 
@@ -90,7 +48,9 @@ def split(workload: Workload, config: Wheel) -> Split:
     the head would be the loss alone, and the outputs have more bytes than the parameters.
     """
     if config.head is not None:
-        return Split.before(workload, _index_of(workload, config.head))
+        is_loss = config.head == LOSS and LOSS not in {layer.name for layer in workload.layers}
+        first = len(workload.layers) if is_loss else index_of(workload, config.head)
+        return Split.before(workload, first)
     cuts = [Split.before(workload, first) for first in _possible(workload)]
     best = min(cuts, key=lambda cut: on_the_wire(messages(cut, config)), default=None)
     if best is not None:
@@ -106,19 +66,6 @@ def split(workload: Workload, config: Wheel) -> Split:
     if best is None and workload.refused_cuts:
         raise InvalidInput.of(workload.refused_cuts[0][1])
     raise _no_head(workload, best)
-
-
-def _index_of(workload: Workload, head: str) -> int:
-    """Return the index of layer `head`; InvalidInput if the head cannot begin with this layer."""
-    names = [layer.name for layer in workload.layers]
-    if head == LOSS and LOSS not in names:
-        return len(names)
-    if head not in names[1:]:
-        also = f": a layer of {workload.name} after the first layer"
-        raise not_known("head", head, names[1:] or [LOSS], also)
-    if refusal := refusal_of(workload, head):
-        raise InvalidInput.of(refusal)
-    return names.index(head)
 
 
 def messages(parts: Split, config: Wheel) -> dict[Purpose, MessageSize]:

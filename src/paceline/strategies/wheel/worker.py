@@ -45,7 +45,7 @@ from paceline.strategies.wheel import job, protocol
 from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.protocol import Topic
 from paceline.training.data.batch import Batch, SampleShare
-from paceline.training.models.halves import buffers_restored
+from paceline.training.models.halves import values_restored
 from paceline.training.recipes.recipe import Recipe
 
 logger = logging.getLogger("paceline.worker")  # not __name__, which may be __main__
@@ -136,7 +136,7 @@ class BodyWorker:
             self._ask(Topic.PROBE, memoryview(bytes(up)), step=down)
 
         spans = recorder.trace.spans
-        with buffers_restored(self._body):
+        with values_restored(self._body.buffers()):
             reach("worker.profiling", worker=self.worker)
             found = profile_device(
                 device, spec.config.codecs.values(), run_step, spans, spec.profile_s

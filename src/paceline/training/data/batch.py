@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import IterableDataset
 
+from paceline.core.error_lines import blaming
 from paceline.core.errors import InvalidInput, first_line
 from paceline.training.data.dataset import Collate, IndexedSamples
 from paceline.training.data.sampler import ShardedBatches
@@ -103,15 +104,10 @@ class CollatedSamples(IndexedSamples):
             except (Exception, SystemExit) as error:
                 problem = f"reading sample {index} failed: {first_line(error)}"
                 raise InvalidInput(self._name, problem) from error
-        try:
+        shown = ", ".join(map(str, list(indices)[:3]))
+        hint = "give all samples the same shape, or give the recipe a collate function"
+        with blaming(self._name, f"collating samples {shown}, ... failed", hint=hint):
             batch = self._collate(samples)
-        except (Exception, SystemExit) as error:
-            shown = ", ".join(map(str, list(indices)[:3]))
-            raise InvalidInput(
-                self._name,
-                f"collating samples {shown}, ... failed: {first_line(error)}",
-                hint="give all samples the same shape, or give the recipe a collate function",
-            ) from error
         check_tensors(batch, self._name)
         return batch
 

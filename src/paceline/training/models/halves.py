@@ -133,15 +133,15 @@ def tied(model: nn.Module, first: str | None) -> str:
 
 
 @contextmanager
-def buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Return a context that restores the values of a model's buffers on exit."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+def values_restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Return a context that restores the values of tensors, such as a model's buffers, on exit."""
+    saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for tensor, before in saved:
+                tensor.copy_(before)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def _state_restored(model: nn.Module) -> Iterator[None]:
     before = set(vars(model))
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     try:
-        with random_numbers_restored(devices), buffers_restored(model):
+        with random_numbers_restored(devices), values_restored(model.buffers()):
             yield
     finally:
         for module, mode in modes.items():
@@ -175,7 +175,7 @@ def _compared(
     num_samples = len(tree_leaves(inputs)[0])
     try:
         torch.manual_seed(0)
-        with buffers_restored(model):
+        with values_restored(model.buffers()):
             whole = call(model, inputs)
         torch.manual_seed(0)
         activations = call(body, inputs)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from paceline.core.errors import InvalidInput, first_line
+from paceline.core.error_lines import blaming
+from paceline.core.errors import InvalidInput
 
 ROOT = "(root)"
 
@@ -78,11 +79,8 @@ def duplicate(model: nn.Module, substitute: Callable[[Tensor], Tensor]) -> nn.Mo
         for attribute, hooks in vars(module).items():
             if attribute.endswith("_hooks") and isinstance(hooks, dict):
                 memo.update((id(hook), hook) for hook in hooks.values())
-    try:
+    with blaming(type(model).__name__, "cannot be copied"):
         return copy.deepcopy(model, memo)
-    except Exception as error:
-        name = type(model).__name__
-        raise InvalidInput(name, f"cannot be copied: {first_line(error)}") from error
 
 
 def copied(tensor: Tensor, device: torch.device) -> Tensor:

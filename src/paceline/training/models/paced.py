@@ -128,7 +128,7 @@ class PacedModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return zeros (N, *output_shape) for inputs (N, ...); backward makes all gradients."""
         self._clock.begin()
-        scores = torch.zeros(len(inputs), *self._output_shape)
+        scores = torch.zeros(len(inputs), *self._output_shape, device=inputs.device)
         # Give the scores a backward node per layer, which sleeps and returns the gradients.
         for number in reversed(self._backward_order):
             scores = _Backward.apply(  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline.core.defaults import completed
+from paceline.core.error_lines import blaming
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.importing import FORM, factory_of
 from paceline.core.names import did_you_mean, not_known
@@ -91,10 +92,8 @@ def checked_optimizer(name: str, factory: Callable[..., Any]) -> OptimizerFactor
     """
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        try:
+        with blaming("optimizer", f"{name} failed"):
             made: Optimizer = factory(parameters)
-        except Exception as error:
-            raise InvalidInput("optimizer", f"{name} failed: {first_line(error)}") from error
         if missing := [part for part in _PARTS if not hasattr(made, part)]:
             kind, parts = type(made).__name__, ", ".join(missing)
             raise InvalidInput("optimizer", f"{name} returned {kind}, which has no {parts}")
@@ -228,10 +227,8 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
                 return (step + 1) / warmup_steps
             return share(min(1.0, (step - warmup_steps) / (num_steps - warmup_steps)))
 
-        try:
+        with blaming("schedule", f"{name} failed"):  # if the optimizer is not a torch Optimizer
             return LambdaLR(optimizer, factor)
-        except TypeError as error:  # the optimizer is not a torch Optimizer
-            raise InvalidInput("schedule", f"{name} failed: {first_line(error)}") from error
 
     return make
 
@@ -244,10 +241,8 @@ def checked_schedule(name: str, factory: Callable[..., Any]) -> ScheduleFactory:
     """
 
     def make(optimizer: Optimizer, num_steps: int) -> LRScheduler:
-        try:
+        with blaming("schedule", f"{name} failed"):
             made = factory(optimizer, num_steps)
-        except Exception as error:
-            raise InvalidInput("schedule", f"{name} failed: {first_line(error)}") from error
         if isinstance(made, ReduceLROnPlateau):
             raise InvalidInput("schedule", f"{name} returned ReduceLROnPlateau, which needs a loss")
         if not isinstance(made, LRScheduler):
