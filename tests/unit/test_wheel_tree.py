@@ -1,6 +1,7 @@
 """A child hub and its parent in one process: sums, waiting workers, restarts."""
 
 import copy
+import json
 import math
 import struct
 import threading
@@ -15,7 +16,6 @@ from torch import nn
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc.frames import Message
-from paceline.rpc.tensor_parts import part_of
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
@@ -193,17 +193,22 @@ def spoilt(parts: Sequence[Any], place: int, part: Any) -> Sequence[Any]:
 
 
 # Epoch, its number of samples, the sum of their losses.
-ROWS = [(0.5, 4, 1), (0, -4, 1), (1e9, 4, 1), (0, 4, math.nan), (0, 4, 1e300)]
+ROWS = [(0.5, 4, 1), (0, -4, 1), (10**9, 4, 1), (0, 4, math.nan), (0, 4, 1e300), (0, 10**400, 1)]
+
+
+def progress(epoch: float, num_samples: int, total: float, steps: Sequence[int] = ()) -> bytes:
+    losses = [[epoch, {"num_samples": num_samples, "total": total}]]
+    return json.dumps({"losses": losses, "next_steps": steps}).encode()
+
+
 SPOILT = [
-    lambda parts: parts[:3],
+    lambda parts: parts[:2],
     lambda parts: spoilt(parts, 0, parts[1]),
-    lambda parts: spoilt(parts, 2, parts[2][:-1]),
-    lambda parts: spoilt(parts, 1, parts[1][:-8]),
-    *(
-        lambda parts, row=row: spoilt(parts, 1, part_of(torch.tensor([row], dtype=torch.float64)))
-        for row in ROWS
-    ),
-    lambda parts: spoilt(parts, 2, bytes(8 * 1001)),
+    lambda parts: spoilt(parts, 1, parts[1][:-1]),
+    *(lambda parts, row=row: spoilt(parts, 1, progress(*row)) for row in ROWS),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [0] * 1001)),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [STEPS + 1])),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [-1])),
     lambda parts: spoilt(parts, 0, struct.pack("d", math.nan) + bytes(parts[0])[8:]),
 ]
 

@@ -279,11 +279,11 @@ class Answers:
         worker, message, step = request.worker, request.message, request.message.step
         endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
         values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
-        loss = self._server.update(worker, step, message.version, values)
+        losses = self._server.update(worker, step, message.version, values)
         self.nbytes[purpose] += message.nbytes
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         self.num_pushed += 1
-        self._log.count({step // self._job.steps_per_epoch: loss})
+        self._log.count(losses)
         return Message(Topic.GRADIENTS, step, self._server.version)
 
     def _merge(self, request: RpcRequest) -> Message | None:

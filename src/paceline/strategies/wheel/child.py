@@ -102,7 +102,6 @@ def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJo
         **jobs.server_options(job),
         parent=ParentHub(client, layout),
         num_steps=job.spec.num_steps,
-        steps_per_epoch=job.steps_per_epoch,
     )
     return job, server
 

@@ -1,8 +1,9 @@
 """Track the progress of all workers, and limit how far a worker may be ahead."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from paceline.core.errors import InvalidInput
@@ -12,8 +13,8 @@ from paceline.core.errors import InvalidInput
 class LossSum:
     """The number of samples in one or more updates, and the sum of the samples' losses."""
 
-    num_samples: int = 0
-    total: float = 0.0
+    num_samples: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    total: FiniteFloat = 0.0
 
     def __add__(self, other: "LossSum") -> "LossSum":
         return LossSum(self.num_samples + other.num_samples, self.total + other.total)

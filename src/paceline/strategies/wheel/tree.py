@@ -13,29 +13,53 @@ updates at the root.
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
 
-import torch
-from pydantic import NonNegativeInt
+from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
 from paceline.core.plan import Kind
+from paceline.core.reading import read_json, read_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
-from paceline.rpc import tensor_parts, value_checks
+from paceline.rpc import tensor_parts
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Message
 from paceline.rpc.value_checks import LARGEST_LOSS
 from paceline.rpc.workers import check_reply, retry_after_restart
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.server import GradientSum, ParameterServer
+from paceline.strategies.wheel.server import GradientSum, Losses, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
 _MOST_BELOW = 1000  # largest number of workers of a child hub
-_LOSS_FIELDS = 3  # numbers sent for an epoch: the epoch, its samples, the sum of their losses
+_MOST_EPOCHS = 10_000  # largest number of epochs to which the steps of a mean belong
+
+
+class ChildProgress(Record):
+    """The progress of a child hub's workers, which the hub sends with their mean gradients.
+
+    `losses`: the sums of losses in the mean, by epoch. `next_steps`: the next step of each worker.
+    """
+
+    losses: Annotated[
+        tuple[tuple[NonNegativeInt, LossSum], ...], FailFast(), Field(max_length=_MOST_EPOCHS)
+    ]
+    next_steps: Annotated[tuple[NonNegativeInt, ...], FailFast(), Field(max_length=_MOST_BELOW)]
+
+    @classmethod
+    def read(cls, data: memoryview, num_steps: int) -> "ChildProgress":
+        """Decode a child hub's progress; InvalidInput or NonFinite for wrong values."""
+        found = read_record(TypeAdapter(cls), data, "progress")
+        if max((*found.next_steps, *dict(found.losses)), default=0) > num_steps:
+            raise InvalidInput("progress", f"must have epochs and steps from 0 to {num_steps}")
+        for _, loss in found.losses:
+            if abs(loss.total) > LARGEST_LOSS * max(1, loss.num_samples):
+                raise NonFinite("the training loss of a child hub is too large")
+        return found
 
 
 class ChildReport(Record):
@@ -88,42 +112,20 @@ class ChildHubs:
         self.traffic.add(reply)
         return reply
 
-    def update(self, worker: int, message: Message) -> dict[int, LossSum]:
+    def update(self, worker: int, message: Message) -> Losses:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
 
         Raises InvalidInput or NonFinite for wrong values.
         """
-        gradients, losses, progress, buffers = tensor_parts.parts_of(message, 4)
-        mean = GradientSum(self._server.vector_in(gradients), message.version)
-        mean.losses.update(self._losses_in(losses))
-        below = tensor_parts.numbers_of(progress)
-        if len(below) > _MOST_BELOW:
-            problem = f"must be at most {_MOST_BELOW} numbers, one per worker"
-            raise InvalidInput("steps", problem, got=len(below))
-        if any(not 0 <= step <= self._num_steps for step in below):
-            raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
-        self._server.merge(worker, message.step, mean, below)
+        gradients, told, buffers = tensor_parts.parts_of(message, 3)
+        progress = ChildProgress.read(told, self._num_steps)
+        losses, values = dict(progress.losses), self._server.vector_in(gradients)
+        mean = GradientSum(values, message.version, losses=losses)
+        self._server.merge(worker, message.step, mean, progress.next_steps)
         self.traffic.add(message)
         if worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.model, buffers)
-        return mean.losses
-
-    def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
-        """Decode a child hub's losses by epoch; InvalidInput or NonFinite for wrong values."""
-        num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
-        rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
-        if not value_checks.all_finite([rows]):
-            raise NonFinite("the training loss of a child hub is NaN or infinite")
-        found: dict[int, LossSum] = {}
-        for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
-            is_whole = epoch == int(epoch) and num_samples == int(num_samples)
-            if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                problem = f"must have valid epochs and sample counts, not {epoch} and {num_samples}"
-                raise InvalidInput("losses", problem)
-            if abs(total) > LARGEST_LOSS * max(1, num_samples):
-                raise NonFinite("the training loss of a child hub is too large")
-            found[int(epoch)] = LossSum(int(num_samples), total)
-        return found
+        return losses
 
 
 # A parent's reply with all parameters, and a tuple of steps. The tuple is empty unless this hub has
@@ -147,8 +149,7 @@ class ParentHub:
         def join() -> ParentReply:
             begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
             whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
-            parts = tensor_parts.parts_of(begun)
-            return whole, (begun.step, *(tensor_parts.numbers_of(parts[0]) if parts else ()))
+            return whole, (begun.step, *(read_json(begun.parts[0], "steps") if begun.parts else ()))
 
         return retry_after_restart(join)
 

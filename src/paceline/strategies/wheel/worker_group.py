@@ -1,5 +1,6 @@
 """Track the state of a hub's workers: waiting, measuring links, training, late, lost or done."""
 
+import json
 import logging
 import time
 from collections import Counter, defaultdict, deque
@@ -9,7 +10,6 @@ from statistics import median
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.rpc.frames import Message
 from paceline.rpc.server import Lost, RpcRequest, Server
-from paceline.rpc.tensor_parts import numbers_part
 from paceline.rpc.workers import WorkerPool, refusal
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import Workers
@@ -274,6 +274,6 @@ class WorkerGroup:
             elif step > own:
                 logger.info("worker %d continues with the others, at step %d", worker, step)
             below = self._workers.of(worker).below
-            parts = (numbers_part(below),) if below else ()
+            parts = (json.dumps(below).encode(),) if below else ()
             self.reply(request, Message(Topic.BEGIN, step, parts=parts))
         self.waiting.clear()
