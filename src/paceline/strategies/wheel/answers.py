@@ -175,7 +175,7 @@ class Answers:
     def forget(self, worker: int) -> None:
         """Drop a lost worker's waiting requests, and end its link measurement, if any."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
-        self.probes.forget(worker)
+        self.probes.end(worker)
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the sent and the planned bytes of messages, by purpose.

@@ -19,6 +19,11 @@ class LossSum:
     def __add__(self, other: "LossSum") -> "LossSum":
         return LossSum(self.num_samples + other.num_samples, self.total + other.total)
 
+    @property
+    def mean(self) -> float:
+        """The mean loss of a sample; 0 without samples."""
+        return self.total / max(1, self.num_samples)
+
 
 class HeadGradients(NamedTuple):
     """Holds gradients and loss of the last layers until the first layers' gradients arrive."""
