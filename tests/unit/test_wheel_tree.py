@@ -5,6 +5,7 @@ import json
 import math
 import struct
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -19,7 +20,7 @@ from paceline.rpc.frames import Message
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply
+from paceline.strategies.wheel.tree import ChildHubs, ParentReply
 from paceline.training.models.halves import cut
 
 CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0
@@ -31,7 +32,7 @@ class Direct:
 
     def __init__(self, server: ParameterServer, place: tuple[int, ...]) -> None:
         self.server, self.place = server, place
-        self.children, self.traffic = ChildHubs(server, STEPS), HubTraffic()
+        self.children, self.counts = ChildHubs(server, STEPS), Counter()
         self.gate = threading.Event()
         self.gate.set()
         self.losses: list[dict] = []

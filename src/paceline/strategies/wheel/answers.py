@@ -31,7 +31,7 @@ from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import Workers
-from paceline.strategies.wheel.tree import ChildHubs, ChildReport
+from paceline.strategies.wheel.tree import ChildHubs, ChildReport, traffic_of
 from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
@@ -182,23 +182,19 @@ class Answers:
 
         Messages between child hubs and their workers are included if the child hubs report them.
         """
-        counted, planned = self._nbytes_by_purpose()
-        for report in self.children.reports.values():
+        counted, planned = Counter[Purpose](), Counter[Purpose]()
+        for report in (self.report(), *self.children.reports.values()):
             counted.update(report.nbytes)
             planned.update(report.planned_nbytes)
         within = tuple(
             Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
             for one in Purpose
         )
-        return within + self.children.traffic.rows(self._job.workload.gradient_nbytes)
+        nbytes = self._job.workload.gradient_nbytes
+        return within + traffic_of(self.children.counts, self._server, nbytes)
 
     def report(self) -> ChildReport:
-        """Return the sent and planned bytes between this hub and its workers, for the parent."""
-        counted, planned = self._nbytes_by_purpose()
-        return ChildReport(nbytes=counted, planned_nbytes=planned, num_pushed=self.num_pushed)
-
-    def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
-        """Return the sent bytes, and the bytes planned by Table 1 of Du et al. 2017."""
+        """Return the bytes between this hub and its workers: as sent, and as planned by Table 1."""
         job, spec = self._job, self._job.spec
         sizes: Counter[int] = Counter()  # number of batches of each size, over all workers
         for worker in set(range(spec.config.workers)) - self.children.workers:
@@ -209,7 +205,7 @@ class Answers:
         for size, times in sizes.items():
             for purpose, message in messages(job.parts.resized(size), spec.config).items():
                 planned[purpose] += times * message.nbytes
-        return Counter(self.nbytes), planned
+        return ChildReport(nbytes=self.nbytes, planned_nbytes=planned, num_pushed=self.num_pushed)
 
     def sent_share(self) -> SentShare | None:
         """Compare the share of gradient values that were sent with the codec's declared share.
@@ -220,10 +216,9 @@ class Answers:
         size = messages(self._job.parts, config)[Purpose.GRADIENTS]
         if size.wire_format is None:
             return None
-        below = self.children.reports.values()
-        num_pushed = self.num_pushed + sum(one.num_pushed for one in below)
-        nbytes = self.nbytes[Purpose.GRADIENTS]
-        nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
+        reports = (self.report(), *self.children.reports.values())
+        num_pushed = sum(one.num_pushed for one in reports)
+        nbytes = sum(one.nbytes.get(Purpose.GRADIENTS, 0) for one in reports)
         measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
         return SentShare.of(config.gradients, measured)
 

@@ -122,7 +122,7 @@ class ChildServer(ParameterServer):
     def _take(self, reply: ParentReply) -> None:
         whole, resume = reply
         (part,) = tensor_parts.parts_of(whole, 1)
-        self.parent.traffic.add(whole)
+        self.parent.counts[Topic.WHOLE_PARAMETERS] += 1
         tensor_parts.load_vector(self.parameters, self.vector_in(part))
         self.version = whole.version
         if not resume:

@@ -196,7 +196,7 @@ class _WindowTasks:
                     own = before[device], answered[worker]
                     before[device] = yield from self._backward(step, worker, *own)
                 if self.hubs is not None:
-                    yield from self.hubs.replies(step, [worker for _, worker in group])
+                    yield from self.hubs.replies()
                 for device, worker in group if step + 1 < num_steps else ():
                     forward[worker] = yield from self._begin(step + 1, worker, before[device])
                     before[device] = forward[worker]

@@ -12,7 +12,7 @@ updates at the root.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
@@ -73,25 +73,20 @@ class ChildReport(Record):
     num_pushed: NonNegativeInt
 
 
-class HubTraffic:
-    """Counts the messages and bytes between two hubs, by topic."""
+def traffic_of(
+    counts: Mapping[str, int], server: ParameterServer, planned_nbytes: int
+) -> tuple[Traffic, ...]:
+    """Return the sent and the planned bytes between two hubs, by topic.
 
-    def __init__(self) -> None:
-        self.times: Counter[str] = Counter()
-        self.nbytes: Counter[str] = Counter()
-
-    def add(self, message: Message) -> None:
-        """Count a message, and the bytes of its first part, which has values of all layers."""
-        self.times[message.topic] += 1
-        self.nbytes[message.topic] += memoryview(message.parts[0]).nbytes
-
-    def rows(self, whole_nbytes: int) -> tuple[Traffic, ...]:
-        """Return sent and planned bytes by topic; `whole_nbytes`: the bytes of all parameters."""
-        return tuple(
-            Traffic(topic.value, self.nbytes[topic], times * whole_nbytes)
-            for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
-            if (times := self.times[topic])
-        )
+    `counts`: the number of messages by topic. Each has a value for every parameter of `server`, as
+    `ParameterServer.vector_in` checks. `planned_nbytes`: the planned bytes of a message.
+    """
+    nbytes = sum(parameter.nbytes for parameter in server.parameters)
+    return tuple(
+        Traffic(topic.value, count * nbytes, count * planned_nbytes)
+        for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
+        if (count := counts.get(topic, 0))
+    )
 
 
 class ChildHubs:
@@ -99,7 +94,7 @@ class ChildHubs:
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
-        self.traffic = HubTraffic()
+        self.counts: Counter[str] = Counter()  # numbers of messages, by topic
         self.workers: set[int] = set()  # the numbers of the child hubs
         self.reports: dict[int, ChildReport] = {}  # from child hubs at the end of a rehearsal
 
@@ -108,9 +103,8 @@ class ChildHubs:
         self.workers.add(worker)
         part = tensor_parts.part_of(tensor_parts.flatten(self._server.parameters).cpu())
         version = self._server.version
-        reply = Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
-        self.traffic.add(reply)
-        return reply
+        self.counts[Topic.WHOLE_PARAMETERS] += 1
+        return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
 
     def update(self, worker: int, message: Message) -> Losses:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
@@ -122,7 +116,7 @@ class ChildHubs:
         losses, values = dict(progress.losses), self._server.vector_in(gradients)
         mean = GradientSum(values, message.version, losses=losses)
         self._server.merge(worker, message.step, mean, progress.next_steps)
-        self.traffic.add(message)
+        self.counts[Topic.WHOLE_GRADIENTS] += 1
         if worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.model, buffers)
         return losses
@@ -138,7 +132,7 @@ class ParentHub:
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
-        self.traffic = HubTraffic()
+        self.counts: Counter[str] = Counter()  # numbers of messages, by topic
 
     def begin(self, step: int) -> ParentReply:
         """Join the parent's run after `step` steps; once training begins, return the reply.
@@ -163,7 +157,7 @@ class ParentHub:
         except HubRestarted:
             logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
-        self.traffic.add(gradients)
+        self.counts[Topic.WHOLE_GRADIENTS] += 1
         return whole, ()
 
     def measure(
