@@ -104,7 +104,7 @@ def _record_seeds(folder: Path) -> list[bytes]:
         ChildReport(
             nbytes={Purpose.LABELS: 8}, planned_nbytes={Purpose.LABELS: 8}, num_pushed=1
         ).model_dump_json(),
-        ChildProgress(losses=((2, LossSum(8, 1.5)),), next_steps=(1, 2, 3)).model_dump_json(),
+        ChildProgress(losses=[(2, LossSum(8, 1.5))], next_steps=(1, 2, 3)).model_dump_json(),
     ]
     return [kind.encode() + text.encode() for kind, text in zip(_KINDS, texts, strict=True)]
 

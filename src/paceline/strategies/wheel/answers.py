@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost, printable
 from paceline.core.outcome import SentShare, Traffic
-from paceline.core.reading import read_record
+from paceline.core.reading import read_peer_record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
@@ -80,7 +80,7 @@ class Gate:
     def profile(self, message: Message) -> DeviceProfile:
         """Decode the measured speeds of a worker's device and link; InvalidInput for bad data."""
         (told,) = tensor_parts.parts_of(message, 1)
-        found = read_record(_PROFILE, told, "profile")
+        found = read_peer_record(_PROFILE, told, "profile")
         if any(one.link is None for one in (found, *found.below)):
             raise InvalidInput("profile", "must contain the measured speed of the link to the hub")
         if any(one.below for one in found.below):
@@ -98,9 +98,9 @@ class Gate:
         if completed < self._num_steps:
             raise InvalidInput("done", f"requires {self._num_steps} completed steps", got=completed)
         traced, *told = tensor_parts.parts_of(message, *((1, 2) if is_child else (1,)))
-        found = read_record(_TRACE, traced, "trace")
+        found = read_peer_record(_TRACE, traced, "trace")
         found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
-        return found, read_record(_REPORT, told[0], "report") if told else None
+        return found, read_peer_record(_REPORT, told[0], "report") if told else None
 
 
 class Answers:

@@ -101,7 +101,7 @@ class ChildServer(ParameterServer):
             return
         self._sum = None
         progress = ChildProgress(
-            losses=tuple(gradients.losses.items()), next_steps=tuple(self.workers.next_steps)
+            losses=list(gradients.losses.items()), next_steps=tuple(self.workers.next_steps)
         )
         parts = (
             tensor_parts.part_of((gradients.vector / gradients.count).cpu()),

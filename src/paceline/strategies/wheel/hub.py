@@ -186,7 +186,7 @@ class Hub:
         if is_diverged:
             self._diverged.add(worker)
         all_have_diverged = is_diverged and self._server.workers.live <= self._diverged
-        if self.group.is_own or all_have_diverged:
+        if self._pool is not None or all_have_diverged:
             self.rpc.reply(request, reply)
             raise InvalidInput("learning_rate", str(error)) if is_diverged else error
         why = printable(str(error), MOST_TEXT).removeprefix(f"worker {worker} ")
@@ -219,8 +219,7 @@ class Hub:
         for worker, why in self.group.poll():
             self._drop(worker, why)
         self._refusals.flush()
-        if self.group.has_begun:
-            self._between()
+        self._between()
 
     def _status(self) -> str:
         nbytes, server = self.rpc.sent_nbytes + self.rpc.received_nbytes, self._server

@@ -227,7 +227,7 @@ class _WindowTasks:
         if step and self.prefetches:
             # Fetch as soon as the activation gradients arrive, before they are decoded.
             before = self._message(step - 1, Purpose.ACTIVATION_GRADIENTS, worker)
-            after = before.undecoded.arrival
+            after = before.arrival(decoded=False)
             if step > 1:
                 after += (self._held_by_hub(step - 2, worker),)
         elif step:
@@ -282,7 +282,7 @@ class _WindowTasks:
 
         `before`: the previous tasks of the worker's device. `answered`: see `_answer`.
         """
-        after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
+        after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival())
         done = yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, after)
         arrived = yield from self._message(step, Purpose.GRADIENTS, worker).tasks(done)
         halves = (*arrived, *answered)

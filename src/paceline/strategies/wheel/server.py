@@ -35,6 +35,8 @@ from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
 Losses = Mapping[int, LossSum]  # sums of losses by epoch
+# The gradients of the activations, the weighted loss, and the gradients of the head.
+Answered = tuple[Tensor, float, list[Tensor]]
 ALL_WORKERS = "all workers"  # this strategy's only key in `Updates.staleness`
 
 
@@ -129,8 +131,8 @@ class ParameterServer:
         steps_per_epoch: int = 1,
     ) -> None:
         _check_optimizer(optimizer, halves, config.staleness_decay, updates_per_step)
-        self._body, self._head = halves.body_parameters, halves.head_parameters
-        self.parameters = [*self._body, *self._head]
+        self._body = halves.body_parameters
+        self.parameters = [*self._body, *halves.head_parameters]
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
@@ -280,37 +282,30 @@ class ParameterServer:
         self.version += 1
         self._staleness[staleness] += 1
 
-    def _run_head(self, worker: int, step: int, share: Share) -> tuple[Tensor, float, list[Tensor]]:
+    def _run_head(self, worker: int, step: int, share: Share) -> Answered:
         """Run the head; return activation gradients, weighted loss, and the head's gradients."""
         lent = self.lent
         if lent is None:
-            return self._run(self.halves.head, self._head, worker, step, share)
+            return self._run(self.halves.head, worker, step, share)
         # Do not record copies of a head without layers, which has nothing to copy.
         watch: Watch = self.watch if lent.parameters else lambda *_: nullcontext()
         try:
             with watch(worker, step, Kind.H2D):
                 lent.fill()
-            of_inputs, loss, gradients = self._run(lent.head, lent.parameters, worker, step, share)
+            of_inputs, loss, gradients = self._run(lent.head, worker, step, share)
             with watch(worker, step, Kind.D2H):
                 return of_inputs, loss, lent.done(gradients)
         finally:
             lent.empty()
 
-    def _run(
-        self,
-        head: nn.Module,
-        parameters: list[nn.Parameter],
-        worker: int,
-        step: int,
-        share: Share,
-    ) -> tuple[Tensor, float, list[Tensor]]:
+    def _run(self, head: nn.Module, worker: int, step: int, share: Share) -> Answered:
         inputs = share.inputs.detach().requires_grad_()
         try:
             with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
                 loss = self._loss(head, share._replace(inputs=inputs))
             with self.watch(worker, step, Kind.BACKWARD):
                 loss.backward()
-            gradients = protocol.take_gradients(self.halves.head_names, parameters)
+            gradients = protocol.take_gradients(self.halves.head_names, trainable(head))
         finally:
             # A failed backward may leave gradients, to which the next backward would add.
             head.zero_grad()

@@ -11,7 +11,6 @@ The head's parameters and gradients never leave the hub (Du et al. 2017, section
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from paceline.core.cost import LayerTimes, Rate
@@ -54,16 +53,11 @@ class Split(NamedTuple):
     def before(cls, workload: Workload, first: int) -> "Split":
         """Split before layer number `first`, from 0; for len(layers), the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
-        handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)
         in_head = tuple(i - first for i in order if i >= first)
-        half = partial(
-            Workload, workload.name, workload.batch_size, target_nbytes=workload.target_nbytes
-        )
-        return cls(
-            half(layers=layers[:first], backward_order=in_body, input_nbytes=workload.input_nbytes),
-            half(layers=layers[first:], backward_order=in_head, input_nbytes=handed_on),
-        )
+        body = replace(workload, layers=layers[:first], backward_order=in_body)
+        head = replace(workload, layers=layers[first:], backward_order=in_head)
+        return cls(body, replace(head, input_nbytes=layers[first - 1].activation_nbytes))
 
     def resized(self, num_samples: int) -> "Split":
         """Return the halves with sizes for another batch size, but unchanged costs of layers."""

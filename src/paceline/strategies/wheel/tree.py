@@ -20,7 +20,7 @@ from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
 from paceline.core.plan import Kind
-from paceline.core.reading import read_json, read_record
+from paceline.core.reading import read_json, read_peer_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
@@ -46,14 +46,14 @@ class ChildProgress(Record):
     """
 
     losses: Annotated[
-        tuple[tuple[NonNegativeInt, LossSum], ...], FailFast(), Field(max_length=_MOST_EPOCHS)
+        list[tuple[NonNegativeInt, LossSum]], FailFast(), Field(max_length=_MOST_EPOCHS)
     ]
     next_steps: Annotated[tuple[NonNegativeInt, ...], FailFast(), Field(max_length=_MOST_BELOW)]
 
     @classmethod
     def read(cls, data: memoryview, num_steps: int) -> "ChildProgress":
         """Decode a child hub's progress; InvalidInput or NonFinite for wrong values."""
-        found = read_record(TypeAdapter(cls), data, "progress")
+        found = read_peer_record(TypeAdapter(cls), data, "progress")
         if max((*found.next_steps, *dict(found.losses)), default=0) > num_steps:
             raise InvalidInput("progress", f"must have epochs and steps from 0 to {num_steps}")
         for _, loss in found.losses:
@@ -102,9 +102,8 @@ class ChildHubs:
         """Return a message with the current parameters of all layers."""
         self.workers.add(worker)
         part = tensor_parts.part_of(tensor_parts.flatten(self._server.parameters).cpu())
-        version = self._server.version
         self.counts[Topic.WHOLE_PARAMETERS] += 1
-        return Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
+        return Message(Topic.WHOLE_PARAMETERS, message.step, self._server.version, parts=(part,))
 
     def update(self, worker: int, message: Message) -> Losses:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
@@ -178,14 +177,13 @@ class ParentHub:
         seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
         found = own.with_link(exchange, whole_nbytes)
         profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})
-        told = memoryview(profile.model_dump_json().encode())
-        self._ask(Message(Topic.PROFILE, parts=(told,)))
+        self._ask(Message(Topic.PROFILE, parts=(profile.model_dump_json().encode(),)))
 
     def finish(self, step: int, report: ChildReport | None) -> None:
         """Tell the parent that all steps are done, and send the report, if any."""
-        parts = [memoryview(Trace().as_json())]
+        parts = [Trace().as_json()]
         if report is not None:
-            parts.append(memoryview(report.model_dump_json().encode()))
+            parts.append(report.model_dump_json().encode())
         done = Message(Topic.DONE, step, parts=tuple(parts))
         while True:
             try:

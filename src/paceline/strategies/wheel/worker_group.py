@@ -124,7 +124,6 @@ class WorkerGroup:
         self._rpc, self._workers, self._pool = rpc, workers, pool
         self._wait_s, self._clock = wait_s, clock
         self.deadline = ProgressDeadline(deadline_s, clock)
-        self.is_own = pool is not None  # whether the hub has started the workers
         self._expected = set(range(len(workers.all)))
         self.waiting: dict[int, RpcRequest] = {}  # unanswered BEGIN requests, by worker
         self._returning: set[int] = set()  # workers that must repeat a step and send BEGIN
