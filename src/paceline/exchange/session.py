@@ -57,12 +57,12 @@ class Progress:
 class Status:
     """Advances a run's progress, and shows loss and throughput twice a second.
 
-    `more`: returns further text to show.
+    `before`: returns a text to show before the loss.
     """
 
     def __init__(self, progress: Progress, tokens_per_sample: int | None) -> None:
         self._progress, self._tokens = progress, tokens_per_sample
-        self.more: Callable[[], str] = str
+        self.before: Callable[[], str] = str
         self.begin()
 
     def begin(self) -> None:
@@ -81,7 +81,8 @@ class Status:
             return
         rate = self._num_samples / took_s
         tokens = f", {rate * self._tokens:,.0f} tokens/s" if self._tokens else ""
-        self._progress.status(f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}{self.more()}")
+        shown = f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}"
+        self._progress.status(self.before() + shown)
         self.begin()
 
 

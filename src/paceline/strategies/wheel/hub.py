@@ -80,7 +80,7 @@ class Hub:
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         self.log = log
-        log.status.more = self._status
+        log.status.before = self._status
         self.group = WorkerGroup(
             *(self.rpc, server.workers, self._pool),
             wait_s=settings.wait_s,
@@ -205,6 +205,7 @@ class Hub:
         if self.log.test(self._server.workers.completed):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
+            self.log.status.begin()
 
     def _drop(self, worker: int, why: str) -> None:
         self.answers.forget(worker)
@@ -224,8 +225,8 @@ class Hub:
     def _status(self) -> str:
         nbytes, server = self.rpc.sent_nbytes + self.rpc.received_nbytes, self._server
         return (
-            f", update {server.version:,}, {len(server.workers.live)} workers, staleness "
-            f"{server.updates.mean_staleness:.1f}, {nbytes / 1e6:,.0f} MB so far"
+            f"update {server.version:,}, {len(server.workers.live)} workers, staleness "
+            f"{server.updates.mean_staleness:.1f}, {nbytes / 1e6:,.0f} MB so far: "
         )
 
 

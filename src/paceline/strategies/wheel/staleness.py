@@ -6,8 +6,6 @@ from typing import Annotated, NamedTuple
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from paceline.core.errors import InvalidInput
-
 
 @dataclass(frozen=True)
 class LossSum:
@@ -96,9 +94,7 @@ class Workers:
         return [one.next_step for one in self.all]
 
     def of(self, worker: int) -> WorkerState:
-        """Return the state of a worker; InvalidInput if there is no worker with this number."""
-        if not 0 <= worker < len(self.all):
-            raise InvalidInput("worker", f"must be below {len(self.all)}", got=worker)
+        """Return the state of a worker; `paceline.rpc` admits only workers of the run."""
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:
