@@ -106,7 +106,7 @@ class Gate:
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
-    `waiting`: requests that had to wait; the hub tries to execute them again after updates.
+    `waiting`: requests that had to wait; the hub tries to execute them again after each event.
     `profiles`: the measured speed of each worker's device. `trace`: the recorded computation and
     messages of finished workers. `recorders`: record the hub's computation, one per worker.
     `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
@@ -122,7 +122,7 @@ class Answers:
         probes: ProbeTurns,
     ) -> None:
         self._server, self._job = server, job
-        self._group, self._log, self.probes = group, log, probes
+        self._group, self._log, self._probes = group, log, probes
         spec, device = job.spec, job.device
         self.children = ChildHubs(server, spec.num_steps)
         self._gate = Gate(server.workers, spec.num_steps, job.layout, lambda: server.version)
@@ -175,7 +175,7 @@ class Answers:
     def forget(self, worker: int) -> None:
         """Drop a lost worker's waiting requests, and end its link measurement, if any."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
-        self.probes.end(worker)
+        self._probes.end(worker)
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the sent and the planned bytes of messages, by purpose.
@@ -292,14 +292,14 @@ class Answers:
         self._group.wait(request)
 
     def _probe(self, request: RpcRequest) -> Message | None:
-        reply = self.probes.reply(request.worker, request.message)
+        reply = self._probes.reply(request.worker, request.message)
         if reply is None:
             self.waiting.append(request)
         return reply
 
     def _keep_profile(self, request: RpcRequest) -> Message:
         self.profiles[request.worker] = self._gate.profile(request.message)
-        self.probes.end(request.worker)
+        self._probes.end(request.worker)
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:
