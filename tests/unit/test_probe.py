@@ -219,7 +219,7 @@ def test_workers_probe_in_turns():
     assert asks(turns, 0, 64)
     turns.end(0)
     assert [asks(turns, worker) for worker in (1, 2)] == [True, False]
-    turns.forget(1)  # a lost worker gives up its turn
+    turns.end(1)  # a lost worker gives up its turn
     assert asks(turns, 2)
 
 
@@ -232,15 +232,14 @@ def test_probes_are_of_a_bounded_size_and_number():
         assert asks(turns, 0, 1000)
     with refused("probe"):
         asks(turns, 0)
-    turns.forget(0)  # as if it had reconnected
+    turns.end(0)  # as if it had reconnected
     assert asks(turns, 0)
 
 
 def test_a_worker_that_does_not_use_its_turn_loses_it():
     clock = Ticking()
     turns = ProbeTurns(1000, 5.0, clock.mark)
-    assert not turns.end_overdue()
     assert asks(turns, 3)
     for clock.now, is_late in ((4.9, False), (5.1, True)):
-        assert turns.end_overdue() == is_late
-    assert asks(turns, 4)
+        assert asks(turns, 4) == is_late
+    assert not asks(turns, 3)

@@ -120,6 +120,13 @@ def test_invalid_profiles_are_refused(gate, field: str, value: str):
     assert field in str(caught.value)
 
 
+def test_a_record_with_many_unknown_fields_is_refused_without_an_error_for_each(gate):
+    fields = ",".join(f'"{number}":0' for number in range(50_001))
+    with refused("profile") as caught:
+        gate.profile(of(Topic.PROFILE, f"{{{fields}}}".encode()))
+    assert "50,000 fields" in str(caught.value)
+
+
 def test_a_message_has_one_part(gate):
     for parts in ((), (b"{}", b"{}")):
         with refused("failed"):

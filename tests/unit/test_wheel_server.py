@@ -251,8 +251,6 @@ def test_what_does_not_fit_is_refused(mlp):
     ]:
         with refused("worker 0, step 0"):
             server.answer(0, 0, 0, activated, targets, 1.0)
-    with refused("worker", got=3):
-        server.may_begin(3, 0)
     with refused("worker 0, step 0"):
         server.update(0, 0, version, gradients[:-1])
     assert server.version == 0

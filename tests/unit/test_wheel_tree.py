@@ -1,9 +1,11 @@
 """A child hub and its parent in one process: sums, waiting workers, restarts."""
 
 import copy
+import json
 import math
 import struct
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -15,11 +17,10 @@ from torch import nn
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc.frames import Message
-from paceline.rpc.tensor_parts import part_of
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tree import ChildHubs, HubTraffic, ParentReply
+from paceline.strategies.wheel.tree import ChildHubs, ParentReply
 from paceline.training.models.halves import cut
 
 CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0
@@ -31,7 +32,7 @@ class Direct:
 
     def __init__(self, server: ParameterServer, place: tuple[int, ...]) -> None:
         self.server, self.place = server, place
-        self.children, self.traffic = ChildHubs(server, STEPS), HubTraffic()
+        self.children, self.counts = ChildHubs(server, STEPS), Counter()
         self.gate = threading.Event()
         self.gate.set()
         self.losses: list[dict] = []
@@ -193,17 +194,22 @@ def spoilt(parts: Sequence[Any], place: int, part: Any) -> Sequence[Any]:
 
 
 # Epoch, its number of samples, the sum of their losses.
-ROWS = [(0.5, 4, 1), (0, -4, 1), (1e9, 4, 1), (0, 4, math.nan), (0, 4, 1e300)]
+ROWS = [(0.5, 4, 1), (0, -4, 1), (10**9, 4, 1), (0, 4, math.nan), (0, 4, 1e300), (0, 10**400, 1)]
+
+
+def progress(epoch: float, num_samples: int, total: float, steps: Sequence[int] = ()) -> bytes:
+    losses = [[epoch, {"num_samples": num_samples, "total": total}]]
+    return json.dumps({"losses": losses, "next_steps": steps}).encode()
+
+
 SPOILT = [
-    lambda parts: parts[:3],
+    lambda parts: parts[:2],
     lambda parts: spoilt(parts, 0, parts[1]),
-    lambda parts: spoilt(parts, 2, parts[2][:-1]),
-    lambda parts: spoilt(parts, 1, parts[1][:-8]),
-    *(
-        lambda parts, row=row: spoilt(parts, 1, part_of(torch.tensor([row], dtype=torch.float64)))
-        for row in ROWS
-    ),
-    lambda parts: spoilt(parts, 2, bytes(8 * 1001)),
+    lambda parts: spoilt(parts, 1, parts[1][:-1]),
+    *(lambda parts, row=row: spoilt(parts, 1, progress(*row)) for row in ROWS),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [0] * 1001)),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [STEPS + 1])),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [-1])),
     lambda parts: spoilt(parts, 0, struct.pack("d", math.nan) + bytes(parts[0])[8:]),
 ]
 

@@ -23,12 +23,12 @@ from paceline.record.worker_trace import Trace as WheelTrace
 from paceline.rpc import frames, tensor_parts
 from paceline.rpc.frames import HEADER_NBYTES, Assembly, FrameHeader, Message, MessageKind
 from paceline.strategies.wheel.answers import Gate as WheelGate
-from paceline.strategies.wheel.staleness import Workers
-from paceline.strategies.wheel.tree import ChildReport
+from paceline.strategies.wheel.staleness import LossSum, Workers
+from paceline.strategies.wheel.tree import ChildProgress, ChildReport
 
 _LARGEST = 2**22  # most bytes of a message in a run
 _SIZE = struct.Struct("<I")
-_KINDS = ascii_letters[:3]
+_KINDS = ascii_letters[:4]
 _WORKER, _NUM_STEPS = 1, 5
 
 
@@ -104,6 +104,7 @@ def _record_seeds(folder: Path) -> list[bytes]:
         ChildReport(
             nbytes={Purpose.LABELS: 8}, planned_nbytes={Purpose.LABELS: 8}, num_pushed=1
         ).model_dump_json(),
+        ChildProgress(losses=[(2, LossSum(8, 1.5))], next_steps=(1, 2, 3)).model_dump_json(),
     ]
     return [kind.encode() + text.encode() for kind, text in zip(_KINDS, texts, strict=True)]
 
@@ -126,28 +127,24 @@ def _record(data: bytes, folder: Path) -> object:
             return _wheel_gate().done(_WORKER, message, is_child=False)
         case 1:
             return _wheel_gate().profile(message)
+        case 3:
+            return ChildProgress.read(memoryview(text), _NUM_STEPS)
     done = Message("done", _NUM_STEPS, parts=(WheelTrace().as_json(), text))
     return _wheel_gate().done(_WORKER, done, is_child=True)
 
 
 def _part_seeds(folder: Path) -> list[bytes]:
-    return [
-        b"0" + bytes(tensor_parts.numbers_part([1, 2, 3])),
-        b"1" + bytes(tensor_parts.buffers_of(torch.nn.BatchNorm1d(3))),
-    ]
+    return [bytes(tensor_parts.buffers_of(torch.nn.BatchNorm1d(3)))]
 
 
 def _part(data: bytes, folder: Path) -> object:
-    part = memoryview(data)[1:]
-    if data[:1] == b"0":
-        return (tensor_parts.numbers_of(part),)
     half = torch.nn.BatchNorm1d(3)
-    tensor_parts.load_buffers(half, part)
+    tensor_parts.load_buffers(half, memoryview(data))
     return half
 
 
 PARSERS = (
     Parser("frame", 5, _frame_seeds, FLIPS | _SUMMED, _frame),
     Parser("record", 3, _record_seeds, JSON.map(behind_one_byte), _record),
-    Parser("part", 1, _part_seeds, BYTES.map(behind_one_byte), _part),
+    Parser("part", 1, _part_seeds, BYTES, _part),
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator
@@ -44,16 +43,11 @@ class Split(NamedTuple):
     def before(cls, workload: Workload, first: int) -> "Split":
         """Split before layer number `first`, from 0; for len(layers), the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
-        handed_on = layers[first - 1].activation_nbytes
         in_body = tuple(i for i in order if i < first)
         in_head = tuple(i - first for i in order if i >= first)
-        half = partial(
-            Workload, workload.name, workload.batch_size, target_nbytes=workload.target_nbytes
-        )
-        return cls(
-            half(layers=layers[:first], backward_order=in_body, input_nbytes=workload.input_nbytes),
-            half(layers=layers[first:], backward_order=in_head, input_nbytes=handed_on),
-        )
+        body = replace(workload, layers=layers[:first], backward_order=in_body)
+        head = replace(workload, layers=layers[first:], backward_order=in_head)
+        return cls(body, replace(head, input_nbytes=layers[first - 1].activation_nbytes))
 
     def resized(self, num_samples: int) -> "Split":
         """Return the halves with sizes for another batch size, but unchanged costs of layers."""

@@ -20,6 +20,7 @@ MOST_DEPTH = 200  # maximum nesting of JSON; pydantic's parser has the same limi
 _MOST_TOML_DEPTH = 32
 LARGEST_INTEGER = 2**63 - 1
 LARGEST_NUMBER = 1e40  # above float32's range; products of such numbers still fit float64
+_MOST_PEER_NBYTES, _MOST_PEER_FIELDS = 32 << 20, 50_000  # limits of a record from a peer
 _T = TypeVar("_T")
 # Problems by pydantic's error type; errors of other types keep pydantic's message.
 _PROBLEMS = {
@@ -83,6 +84,16 @@ def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     """Parse and validate a JSON record; InvalidInput also for infinite, NaN and huge numbers."""
     read_json(data, what)
     return read_record(kind, data, what)
+
+
+def read_peer_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
+    """Parse and validate a JSON record from a peer; InvalidInput also for a very large record."""
+    text = bytes(data)
+    # pydantic makes an error of 1,400 bytes for each unknown field, so refuse too many fields.
+    if len(text) > _MOST_PEER_NBYTES or text.count(b":") > _MOST_PEER_FIELDS:
+        problem = f"must have at most {_MOST_PEER_NBYTES:,} bytes and {_MOST_PEER_FIELDS:,} fields"
+        raise InvalidInput(what, problem)
+    return read_record(kind, text, what)
 
 
 def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:

@@ -10,6 +10,7 @@ sleep as long as the layers of this device would take.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, SupportsFloat
@@ -54,10 +55,14 @@ class Progress:
 
 
 class Status:
-    """Advances a run's progress, and shows loss and throughput twice a second."""
+    """Advances a run's progress, and shows loss and throughput twice a second.
+
+    `before`: returns a text to show before the loss.
+    """
 
     def __init__(self, progress: Progress, tokens_per_sample: int | None) -> None:
         self._progress, self._tokens = progress, tokens_per_sample
+        self.before: Callable[[], str] = str
         self.begin()
 
     def begin(self) -> None:
@@ -76,7 +81,8 @@ class Status:
             return
         rate = self._num_samples / took_s
         tokens = f", {rate * self._tokens:,.0f} tokens/s" if self._tokens else ""
-        self._progress.status(f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}")
+        shown = f"loss {float(loss):.4g}, {rate:,.0f} samples/s{tokens}"
+        self._progress.status(self.before() + shown)
         self.begin()
 
 

@@ -58,12 +58,7 @@ class Lost:
     why: str
 
 
-@dataclass(frozen=True)
-class Woken:
-    """Reports a call of `Server.wake`."""
-
-
-Event: TypeAlias = RpcRequest | Joined | Lost | Woken
+Event: TypeAlias = RpcRequest | Joined | Lost
 
 
 class Server:
@@ -100,7 +95,7 @@ class Server:
         self.address = self._router.address
         self.sent_nbytes = self.received_nbytes = 0
         self._arrived = threading.Condition()  # guards the events and the failure
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | None] = deque()  # None: a call of `wake`
         self._failure: Exception | None = None
         self._lock = threading.Lock()  # guards the sessions, which `reply` uses in any thread
         self._by_worker: dict[int, WorkerSession] = {}
@@ -112,7 +107,7 @@ class Server:
         self._thread.start()
 
     def receive(self, timeout_s: float) -> Event | None:
-        """Return the next event in order; None if there is no event within the timeout.
+        """Return the next event in order; None after `wake`, or without event within the timeout.
 
         A worker's requests come after its Joined and never after its Lost.
         """
@@ -125,8 +120,8 @@ class Server:
             return self._events.popleft() if self._events else None
 
     def wake(self) -> None:
-        """Queue a Woken event, so that `receive` returns; any thread may call `wake`."""
-        self._put(Woken())
+        """Let `receive` return None; any thread may call `wake`."""
+        self._put(None)
 
     def reply(self, request: RpcRequest, message: Message) -> None:
         """Send a reply, unless the worker was lost; any thread may call `reply`."""
@@ -320,14 +315,14 @@ class Server:
         self._disconnect(session)
         del self._by_worker[session.worker]
 
-        def is_void(event: Event) -> bool:
+        def is_void(event: Event | None) -> bool:
             return isinstance(event, RpcRequest) and event.session == session.token
 
         with self._arrived:
             self._events = deque(one for one in self._events if not is_void(one))
         self._put(Lost(session.worker, why))
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: Event | None) -> None:
         with self._arrived:
             self._events.append(event)
             self._arrived.notify_all()

@@ -6,7 +6,7 @@ values on a device  -- Endpoint.message -->  message  -- Endpoint.values -->  va
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -91,16 +91,6 @@ def values_of(part: memoryview, dtype: torch.dtype, count: int) -> Tensor:
         return torch.empty(0, dtype=dtype)
     whole = bytearray(part) if part.readonly else part  # torch warns about read-only memory
     return torch.frombuffer(whole, dtype=dtype)
-
-
-def numbers_part(numbers: Iterable[int]) -> memoryview:
-    """Encode integers as a part of a message."""
-    return part_of(torch.tensor(list(numbers), dtype=torch.int64))
-
-
-def numbers_of(part: memoryview) -> tuple[int, ...]:
-    """Decode the integers of a part; InvalidInput if its size is no multiple of 8 bytes."""
-    return tuple(values_of(part, torch.int64, part.nbytes // torch.int64.itemsize).tolist())
 
 
 class CopyLane:

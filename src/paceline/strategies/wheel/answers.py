@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost, printable
 from paceline.core.outcome import SentShare, Traffic
-from paceline.core.reading import read_record
+from paceline.core.reading import read_peer_record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
@@ -31,7 +31,7 @@ from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import Workers
-from paceline.strategies.wheel.tree import ChildHubs, ChildReport
+from paceline.strategies.wheel.tree import ChildHubs, ChildReport, traffic_of
 from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
 
 _TRACE, _PROFILE = TypeAdapter(Trace), TypeAdapter(DeviceProfile)
@@ -80,7 +80,7 @@ class Gate:
     def profile(self, message: Message) -> DeviceProfile:
         """Decode the measured speeds of a worker's device and link; InvalidInput for bad data."""
         (told,) = tensor_parts.parts_of(message, 1)
-        found = read_record(_PROFILE, told, "profile")
+        found = read_peer_record(_PROFILE, told, "profile")
         if any(one.link is None for one in (found, *found.below)):
             raise InvalidInput("profile", "must contain the measured speed of the link to the hub")
         if any(one.below for one in found.below):
@@ -98,15 +98,15 @@ class Gate:
         if completed < self._num_steps:
             raise InvalidInput("done", f"requires {self._num_steps} completed steps", got=completed)
         traced, *told = tensor_parts.parts_of(message, *((1, 2) if is_child else (1,)))
-        found = read_record(_TRACE, traced, "trace")
+        found = read_peer_record(_TRACE, traced, "trace")
         found.check(worker, self._num_steps, (*TO_HUB, *FROM_HUB))
-        return found, read_record(_REPORT, told[0], "report") if told else None
+        return found, read_peer_record(_REPORT, told[0], "report") if told else None
 
 
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
-    `waiting`: requests that had to wait; the hub tries to execute them again after updates.
+    `waiting`: requests that had to wait; the hub tries to execute them again after each event.
     `profiles`: the measured speed of each worker's device. `trace`: the recorded computation and
     messages of finished workers. `recorders`: record the hub's computation, one per worker.
     `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
@@ -122,7 +122,7 @@ class Answers:
         probes: ProbeTurns,
     ) -> None:
         self._server, self._job = server, job
-        self._group, self._log, self.probes = group, log, probes
+        self._group, self._log, self._probes = group, log, probes
         spec, device = job.spec, job.device
         self.children = ChildHubs(server, spec.num_steps)
         self._gate = Gate(server.workers, spec.num_steps, job.layout, lambda: server.version)
@@ -175,30 +175,26 @@ class Answers:
     def forget(self, worker: int) -> None:
         """Drop a lost worker's waiting requests, and end its link measurement, if any."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
-        self.probes.forget(worker)
+        self._probes.end(worker)
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the sent and the planned bytes of messages, by purpose.
 
         Messages between child hubs and their workers are included if the child hubs report them.
         """
-        counted, planned = self._nbytes_by_purpose()
-        for report in self.children.reports.values():
+        counted, planned = Counter[Purpose](), Counter[Purpose]()
+        for report in (self.report(), *self.children.reports.values()):
             counted.update(report.nbytes)
             planned.update(report.planned_nbytes)
         within = tuple(
             Traffic(one.value, counted[one], planned[one], one in (*TO_HUB, *FROM_HUB))
             for one in Purpose
         )
-        return within + self.children.traffic.rows(self._job.workload.gradient_nbytes)
+        nbytes = self._job.workload.gradient_nbytes
+        return within + traffic_of(self.children.counts, self._server, nbytes)
 
     def report(self) -> ChildReport:
-        """Return the sent and planned bytes between this hub and its workers, for the parent."""
-        counted, planned = self._nbytes_by_purpose()
-        return ChildReport(nbytes=counted, planned_nbytes=planned, num_pushed=self.num_pushed)
-
-    def _nbytes_by_purpose(self) -> tuple[Counter[Purpose], Counter[Purpose]]:
-        """Return the sent bytes, and the bytes planned by Table 1 of Du et al. 2017."""
+        """Return the bytes between this hub and its workers: as sent, and as planned by Table 1."""
         job, spec = self._job, self._job.spec
         sizes: Counter[int] = Counter()  # number of batches of each size, over all workers
         for worker in set(range(spec.config.workers)) - self.children.workers:
@@ -209,7 +205,7 @@ class Answers:
         for size, times in sizes.items():
             for purpose, message in messages(job.parts.resized(size), spec.config).items():
                 planned[purpose] += times * message.nbytes
-        return Counter(self.nbytes), planned
+        return ChildReport(nbytes=self.nbytes, planned_nbytes=planned, num_pushed=self.num_pushed)
 
     def sent_share(self) -> SentShare | None:
         """Compare the share of gradient values that were sent with the codec's declared share.
@@ -220,10 +216,9 @@ class Answers:
         size = messages(self._job.parts, config)[Purpose.GRADIENTS]
         if size.wire_format is None:
             return None
-        below = self.children.reports.values()
-        num_pushed = self.num_pushed + sum(one.num_pushed for one in below)
-        nbytes = self.nbytes[Purpose.GRADIENTS]
-        nbytes += sum(one.nbytes[Purpose.GRADIENTS] for one in below)
+        reports = (self.report(), *self.children.reports.values())
+        num_pushed = sum(one.num_pushed for one in reports)
+        nbytes = sum(one.nbytes.get(Purpose.GRADIENTS, 0) for one in reports)
         measured = size.wire_format.sent_share(size.num_values, nbytes, num_pushed)
         return SentShare.of(config.gradients, measured)
 
@@ -279,11 +274,11 @@ class Answers:
         worker, message, step = request.worker, request.message, request.message.step
         endpoint, purpose = self._of_server[worker], Purpose.GRADIENTS
         values = endpoint.values(purpose, message, request.arrived_s, self._num_body)
-        loss = self._server.update(worker, step, message.version, values)
+        losses = self._server.update(worker, step, message.version, values)
         self.nbytes[purpose] += message.nbytes
         self.nbytes[Purpose.HEAD_GRADIENTS] += self._head_nbytes
         self.num_pushed += 1
-        self._log.count({step // self._job.steps_per_epoch: loss})
+        self._log.count(losses)
         return Message(Topic.GRADIENTS, step, self._server.version)
 
     def _merge(self, request: RpcRequest) -> Message | None:
@@ -297,14 +292,14 @@ class Answers:
         self._group.wait(request)
 
     def _probe(self, request: RpcRequest) -> Message | None:
-        reply = self.probes.reply(request.worker, request.message)
+        reply = self._probes.reply(request.worker, request.message)
         if reply is None:
             self.waiting.append(request)
         return reply
 
     def _keep_profile(self, request: RpcRequest) -> Message:
         self.profiles[request.worker] = self._gate.profile(request.message)
-        self.probes.end(request.worker)
+        self._probes.end(request.worker)
         return _noted(request)
 
     def _load_buffers(self, request: RpcRequest) -> Message:

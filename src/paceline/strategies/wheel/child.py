@@ -21,7 +21,7 @@ from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.remote import ChildSettings
-from paceline.strategies.wheel.tree import ParentHub
+from paceline.strategies.wheel.tree import ParentHub, traffic_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +79,10 @@ def take_part(
     return ChildResult(
         settings=settings,
         model=spec.model,
-        num_pushed=server.parent.traffic.times[Topic.WHOLE_GRADIENTS],
+        num_pushed=server.parent.counts[Topic.WHOLE_GRADIENTS],
         updates=server.updates,
         traffic=hub.answers.traffic(),
-        parent_traffic=server.parent.traffic.rows(job.workload.gradient_nbytes),
+        parent_traffic=traffic_of(server.parent.counts, server, job.workload.gradient_nbytes),
         wire_nbytes=wire_nbytes,
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.group.lost),
@@ -102,7 +102,6 @@ def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJo
         **jobs.server_options(job),
         parent=ParentHub(client, layout),
         num_steps=job.spec.num_steps,
-        steps_per_epoch=job.steps_per_epoch,
     )
     return job, server
 

@@ -1,6 +1,6 @@
 """The parameter server of a child hub, which sums gradients for its parent hub."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -11,9 +11,8 @@ from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.server import GradientSum, ParameterServer
-from paceline.strategies.wheel.staleness import LossSum
-from paceline.strategies.wheel.tree import ChildReport, ParentHub, ParentReply
+from paceline.strategies.wheel.server import GradientSum, Losses, ParameterServer
+from paceline.strategies.wheel.tree import ChildProgress, ChildReport, ParentHub, ParentReply
 from paceline.training.models.halves import Halves, trainable
 
 
@@ -35,14 +34,12 @@ class ChildServer(ParameterServer):
         parent: ParentHub,
         *,
         num_steps: int,
-        steps_per_epoch: int,
         **options: Any,
     ) -> None:
         unused = torch.optim.SGD(trainable(model), lr=0.0)  # the root takes the optimizer steps
         super().__init__(model, halves, unused, config, **options)
         self.parent, self._gather = parent, config.gathered
-        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
-        self._waits = config.staleness == 0
+        self._num_steps, self._waits = num_steps, config.staleness == 0
         self._sum: GradientSum | None = None
         self._exchange: Future[ParentReply] | None = None
         # Exchange in another thread, so that the hub answers its workers while the parent computes.
@@ -80,26 +77,11 @@ class ChildServer(ParameterServer):
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
 
-    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
-        """Add the gradients of a step to the sum; return the step's loss."""
-        loss = super().update(worker, step, version, gradients)
-        self._count({step // self._steps_per_epoch: loss})
-        return loss
+    def _apply(self, version: int, gradients: list[Tensor], losses: Losses) -> None:
+        """Add gradients for parameters of `version` to the sum; do not update the parameters.
 
-    def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
-        """Add a child hub's mean gradients to this hub's sum, as one update."""
-        super().merge(worker, step, mean, below)
-        self._count(mean.losses)
-
-    def _count(self, losses: Mapping[int, LossSum]) -> None:
-        """Add an update's losses by epoch; if the sum of gradients is complete, send its mean."""
-        assert self._sum is not None
-        for epoch, loss in losses.items():
-            self._sum.losses[epoch] += loss
-        self._send(self._gather)
-
-    def _apply(self, version: int, gradients: list[Tensor]) -> None:
-        """Add gradients for parameters of `version` to the sum; do not update the parameters."""
+        If the sum is then complete, sends its mean.
+        """
         vector = tensor_parts.flatten(gradients)
         if self._sum is None:
             self._sum = GradientSum(vector, version)
@@ -107,7 +89,10 @@ class ChildServer(ParameterServer):
             self._sum.vector.add_(vector)
             self._sum.version = min(self._sum.version, version)
             self._sum.count += 1
+        for epoch, loss in losses.items():
+            self._sum.losses[epoch] += loss
         self._staleness[self.version - version] += 1
+        self._send(self._gather)
 
     def _send(self, least: int) -> None:
         """Send the mean if no exchange runs and at least `least` updates are summed."""
@@ -115,11 +100,12 @@ class ChildServer(ParameterServer):
         if self._exchange is not None or gradients is None or gradients.count < least:
             return
         self._sum = None
-        losses = [[epoch, one.num_samples, one.total] for epoch, one in gradients.losses.items()]
+        progress = ChildProgress(
+            losses=list(gradients.losses.items()), next_steps=tuple(self.workers.next_steps)
+        )
         parts = (
             tensor_parts.part_of((gradients.vector / gradients.count).cpu()),
-            tensor_parts.part_of(torch.tensor(losses, dtype=torch.float64)),
-            tensor_parts.numbers_part(self.workers.next_steps),
+            progress.model_dump_json().encode(),
             tensor_parts.buffers_of(self.model),
         )
         place = self.workers.completed, gradients.version
@@ -136,7 +122,7 @@ class ChildServer(ParameterServer):
     def _take(self, reply: ParentReply) -> None:
         whole, resume = reply
         (part,) = tensor_parts.parts_of(whole, 1)
-        self.parent.traffic.add(whole)
+        self.parent.counts[Topic.WHOLE_PARAMETERS] += 1
         tensor_parts.load_vector(self.parameters, self.vector_in(part))
         self.version = whole.version
         if not resume:

@@ -1,18 +1,17 @@
 """Count updates and epochs at the hub, test the model, and measure the training time."""
 
 import time
-from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.outcome import Epoch, Evaluation
 from paceline.exchange.loop import epoch_of, score_of
-from paceline.exchange.session import Progress
+from paceline.exchange.session import Progress, Status
+from paceline.links.clock import TrainingClock
 from paceline.strategies.wheel.job import TrainingJob
-from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
-_RATE_WINDOW_S = 10.0
+_NS = 1e-9
 Test = Callable[[], tuple[float | None, float | None]]
 
 
@@ -40,24 +39,21 @@ class EpochLog:
         self.num_samples = 0
         self.updates: list[tuple[float, int]] = []  # seconds and samples so far, at each update
         self._losses: defaultdict[int, LossSum] = defaultdict(LossSum)  # of each unfinished epoch
-        self._before_s = self._epochs_s
-        self._began_s = self._paused_s = 0.0
         self._tested = 0  # the number of completed steps at the last test
-
-    @property
-    def _epochs_s(self) -> float:
-        return sum(epoch.seconds for epoch in self.epochs)
+        self._clock, self.status = TrainingClock(), Status(progress, job.recipe.tokens_per_sample)
 
     @property
     def trained_s(self) -> float:
         """The seconds of training without tests, including training before a resume."""
-        since_s = time.monotonic() - self._began_s - self._paused_s if self._began_s else 0.0
-        return self._before_s + since_s
+        return self._clock.at(time.monotonic_ns()) * _NS
 
     def begin(self) -> None:
         """Start the clock and the progress bar."""
         self._progress.begin(self._all_samples, "samples")
-        self._began_s = time.monotonic()
+        before_ns = round(sum(epoch.seconds for epoch in self.epochs) / _NS)
+        self._clock.restore([before_ns, before_ns])
+        self._clock.resume()
+        self.status.begin()
 
     def count(self, losses: Mapping[int, LossSum]) -> None:
         """Count the samples of an update, and add its losses by epoch."""
@@ -65,7 +61,7 @@ class EpochLog:
             self.num_samples += loss.num_samples
             self.updates.append((self.trained_s, self.num_samples))
             self._losses[epoch] += loss
-            self._progress.advance(loss.num_samples)
+            self.status.add(loss.num_samples, loss.mean, advances=loss.num_samples)
 
     def test(self, num_steps: int) -> bool:
         """Test the model if a test is due; return whether a test was due.
@@ -73,22 +69,22 @@ class EpochLog:
         `num_steps`: the number of steps that all workers have completed. Also ends the epochs that
         these steps complete. Raises InvalidInput if a loss is not finite.
         """
-        started_s, seconds, was = time.monotonic(), self.trained_s - self._epochs_s, self._tested
+        was = self._tested
+        self._clock.stop()
         is_over = num_steps == self._num_steps and num_steps % self._steps_per_epoch > 0
         while (number := len(self.epochs)) < num_steps // self._steps_per_epoch + is_over:
-            self._end_epoch(number, seconds)
-            seconds = 0.0
+            self._end_epoch(number)
         if self._every is not None and num_steps // self._every > self._tested // self._every:
             self._evaluate(num_steps)
             self._progress.evaluation(self.evaluations[-1], self._score)
-        self._paused_s += time.monotonic() - started_s
+        self._clock.resume()
         return self._tested > was
 
-    def _end_epoch(self, number: int, seconds: float) -> None:
-        loss = self._losses.pop(number, LossSum())
-        train_loss = loss.total / max(1, loss.num_samples)
+    def _end_epoch(self, number: int) -> None:
+        train_loss = self._losses.pop(number, LossSum()).mean
         found = self._evaluate(min(self._num_steps, (number + 1) * self._steps_per_epoch))
-        epoch = epoch_of(number, train_loss, found, seconds)
+        epoch = epoch_of(number, train_loss, found, self._clock.epoch_ns * _NS)
+        self._clock.begin_epoch()
         self.epochs.append(epoch)
         if self._test is not None:
             self._progress.epoch(epoch, self._score)
@@ -100,15 +96,3 @@ class EpochLog:
         if self._every is not None:
             self.evaluations.append(found)
         return found
-
-    def show(self, server: ParameterServer, nbytes: int) -> None:
-        """Show recent training speed, number of workers, staleness, and the bytes so far."""
-        since_s = max(self._before_s, self.trained_s - _RATE_WINDOW_S)
-        first = bisect(self.updates, since_s, key=lambda update: update[0])
-        samples = self.num_samples - (self.updates[first - 1][1] if first else 0)
-        if samples:
-            self._progress.status(
-                f"update {server.version:,}: {samples / (self.trained_s - since_s):,.0f} "
-                f"samples/s, {len(server.workers.live)} workers, staleness "
-                f"{server.updates.mean_staleness:.1f}, {nbytes / 1e6:,.0f} MB so far"
-            )

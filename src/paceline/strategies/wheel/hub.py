@@ -26,7 +26,7 @@ from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.keys import load_hub_keys
 from paceline.rpc.limits import MOST_TEXT, Limits, RateLimitedLog
-from paceline.rpc.server import Joined, Lost, RpcRequest, Server, Woken
+from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 from paceline.rpc.workers import WorkerPool, num_threads, refusal
 from paceline.strategies.wheel.answers import Answers
 from paceline.strategies.wheel.child_server import ChildServer
@@ -80,6 +80,7 @@ class Hub:
             own = self.rpc.address, spec.config.workers
             logger.info("listening on %s; waiting for %d workers", *own)
         self.log = log
+        log.status.before = self._status
         self.group = WorkerGroup(
             *(self.rpc, server.workers, self._pool),
             wait_s=settings.wait_s,
@@ -147,11 +148,10 @@ class Hub:
                 elif isinstance(event, Joined):
                     self._on_first()
                     self._on_first = lambda: None
-                elif isinstance(event, Woken):
-                    # A restarted parent discards summed gradients, so workers repeat their steps.
-                    if isinstance(self._server, ChildServer) and self._server.poll_parent():
-                        self.group.restart()
-                    self._go_on()
+                # A restarted parent discards summed gradients, so workers repeat their steps.
+                if isinstance(self._server, ChildServer) and self._server.poll_parent():
+                    self.group.restart()
+                self._go_on()
                 self._poll()
         except (InvalidInput, WorkerLost) as error:
             self.group.dismiss(str(error), self.answers.waiting)
@@ -172,8 +172,6 @@ class Hub:
             self.group.reply(request, reply)
         if message.topic in UPDATES:
             reach("hub.updated", version=self._server.version)
-        if message.topic in (*UPDATES, Topic.DONE, Topic.PROFILE):
-            self._go_on()
 
     def _refused(
         self, request: RpcRequest, error: InvalidInput | NonFinite | WorkerLost
@@ -188,7 +186,7 @@ class Hub:
         if is_diverged:
             self._diverged.add(worker)
         all_have_diverged = is_diverged and self._server.workers.live <= self._diverged
-        if self.group.is_own or all_have_diverged:
+        if self._pool is not None or all_have_diverged:
             self.rpc.reply(request, reply)
             raise InvalidInput("learning_rate", str(error)) if is_diverged else error
         why = printable(str(error), MOST_TEXT).removeprefix(f"worker {worker} ")
@@ -207,11 +205,11 @@ class Hub:
         if self.log.test(self._server.workers.completed):
             self._server.model.train()
             self.group.deadline.paused(self._clock() - started_s)
+            self.log.status.begin()
 
     def _drop(self, worker: int, why: str) -> None:
         self.answers.forget(worker)
         self.group.drop(worker, why)
-        self._go_on()
 
     def _poll(self) -> None:
         """Check the workers, and show progress, a few times a second."""
@@ -222,11 +220,14 @@ class Hub:
         for worker, why in self.group.poll():
             self._drop(worker, why)
         self._refusals.flush()
-        if self.answers.probes.end_overdue():
-            self._go_on()
-        if self.group.has_begun:
-            self._between()
-            self.log.show(self._server, self.rpc.sent_nbytes + self.rpc.received_nbytes)
+        self._between()
+
+    def _status(self) -> str:
+        nbytes, server = self.rpc.sent_nbytes + self.rpc.received_nbytes, self._server
+        return (
+            f"update {server.version:,}, {len(server.workers.live)} workers, staleness "
+            f"{server.updates.mean_staleness:.1f}, {nbytes / 1e6:,.0f} MB so far: "
+        )
 
 
 def _own_processes(

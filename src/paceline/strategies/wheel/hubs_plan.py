@@ -23,7 +23,6 @@ from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.routes import (
     DevicePlacement,
     Message,
-    RouteStage,
     server_of,
     stages,
     updating_on,
@@ -43,12 +42,10 @@ class _Child:
     def __init__(
         self, machine: Machine, own: Device, server: Station, root: Station, whole: MessageSize
     ) -> None:
-        def way(source: Station, target: Station, lane: Lane) -> tuple[RouteStage, ...]:
-            return stages(machine, source, target, Resource(own.name, lane), whole)
-
         lanes = (*copy_lanes(own), *lone_core(machine.host_of(own)))
         self.copying = updating_on(server, lanes)
-        self.up, self.down = way(server, root, Lane.UPLOAD), way(root, server, Lane.DOWNLOAD)
+        self.up = stages(machine, server, root, Resource(own.name, Lane.UPLOAD), whole)
+        self.down = stages(machine, root, server, Resource(own.name, Lane.DOWNLOAD), whole)
         self.num_summed = 0
         self.copied: list[TaskId] = []  # the last task of each exchange
 
@@ -76,6 +73,7 @@ class HubExchanges:
         }
         self._of_worker = [children[one] for one in placement.heads]
         self._on_root, self._gather = on_root, config.gathered
+        self._unanswered: list[tuple[int, int]] = []  # steps and workers of means without replies
         self._waits = config.staleness == 0
         # Whether the root waits for all child hubs: only if every mean is complete at a step's end.
         self.in_step = self._waits and config.gathered % config.workers_of_hub == 0
@@ -101,23 +99,20 @@ class HubExchanges:
             arrived = yield from mean.tasks((own, *child.copied[-1:]))
             own = TaskId(step, Kind.STEP, "", worker)
             yield Task(own, self._on_root, self._update, arrived)
-            child.copied.append(self._copied(step, worker))
+            child.copied.append(TaskId(step, Kind.REDUCE, COPY, worker))
+            self._unanswered.append((step, worker))
 
-    def _copied(self, step: int, worker: int) -> TaskId:
-        return TaskId(step, Kind.REDUCE, COPY, worker)
-
-    def replies(self, step: int, workers: list[int]) -> Iterator[Task]:
-        """Yield the root's reply for each of `workers` whose gradients of `step` completed a mean.
+    def replies(self) -> Iterator[Task]:
+        """Yield the root's replies to all means since the last call.
 
         The root first makes the updates with all of these means, and then sends all replies.
         """
-        hubs = {worker: self._of_worker[worker] for worker in workers}
-        sent = [worker for worker in workers if self._copied(step, worker) in hubs[worker].copied]
-        updates = tuple(TaskId(step, Kind.STEP, "", worker) for worker in sent)
-        for worker in sent:
-            reply = Message(hubs[worker].down, step, PARAMETERS, worker)
-            arrived = yield from reply.tasks(updates)
-            yield Task(self._copied(step, worker), hubs[worker].copying, self._copy, arrived)
+        sent, self._unanswered = self._unanswered, []
+        updates = tuple(TaskId(step, Kind.STEP, "", worker) for step, worker in sent)
+        for step, worker in sent:
+            child = self._of_worker[worker]
+            arrived = yield from Message(child.down, step, PARAMETERS, worker).tasks(updates)
+            yield Task(TaskId(step, Kind.REDUCE, COPY, worker), child.copying, self._copy, arrived)
 
     def before_fetch(self, worker: int) -> tuple[TaskId, ...]:
         """Return the last task of the exchange for which a worker's next fetch must wait.

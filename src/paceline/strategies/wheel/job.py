@@ -218,6 +218,7 @@ def server_options(job: TrainingJob) -> dict[str, Any]:
         "learning": job.learning,
         "checks_values": job.spec.pace is None,
         "lent": lent,
+        "steps_per_epoch": job.steps_per_epoch,
     }
 
 

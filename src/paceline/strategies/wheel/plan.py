@@ -196,7 +196,7 @@ class _WindowTasks:
                     own = before[device], answered[worker]
                     before[device] = yield from self._backward(step, worker, *own)
                 if self.hubs is not None:
-                    yield from self.hubs.replies(step, [worker for _, worker in group])
+                    yield from self.hubs.replies()
                 for device, worker in group if step + 1 < num_steps else ():
                     forward[worker] = yield from self._begin(step + 1, worker, before[device])
                     before[device] = forward[worker]
@@ -227,7 +227,7 @@ class _WindowTasks:
         if step and self.prefetches:
             # Fetch as soon as the activation gradients arrive, before they are decoded.
             before = self._message(step - 1, Purpose.ACTIVATION_GRADIENTS, worker)
-            after = before.undecoded.arrival
+            after = before.arrival(decoded=False)
             if step > 1:
                 after += (self._held_by_hub(step - 2, worker),)
         elif step:
@@ -282,7 +282,7 @@ class _WindowTasks:
 
         `before`: the previous tasks of the worker's device. `answered`: see `_answer`.
         """
-        after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival)
+        after = (*before, *self._message(step, Purpose.ACTIVATION_GRADIENTS, worker).arrival())
         done = yield from self._layers(step, Kind.BACKWARD, self.parts.body, worker, after)
         arrived = yield from self._message(step, Purpose.GRADIENTS, worker).tasks(done)
         halves = (*arrived, *answered)

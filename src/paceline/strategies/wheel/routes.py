@@ -90,16 +90,10 @@ class Message(NamedTuple):
             after = tuple(task.id for task in own)
         return after
 
-    @property
-    def arrival(self) -> TaskIds:
-        """The ids of the message's last tasks, after which the receiver can use the values."""
-        return tuple(task.id for task in self._stage(self.way[-1], ()))
-
-    @property
-    def undecoded(self) -> "Message":
-        """This message without its last stage, if that stage decodes the values."""
-        is_decoded = self.way[-1].kind is Kind.DECODE
-        return self._replace(way=self.way[:-1]) if is_decoded else self
+    def arrival(self, *, decoded: bool = True) -> TaskIds:
+        """Return the ids of the tasks after which the receiver has the values, decoded or not."""
+        stages = [stage for stage in self.way if decoded or stage.kind is not Kind.DECODE]
+        return tuple(task.id for task in self._stage(stages[-1], ()))
 
     def _stage(self, stage: RouteStage, after: TaskIds) -> tuple[Task, ...]:
         own = TaskId(self.step, stage.kind, self.part, self.worker)

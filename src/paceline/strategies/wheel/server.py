@@ -34,6 +34,9 @@ from paceline.training.models.halves import Halves, trainable
 from paceline.training.recipes.recipe import described
 
 Watch = Callable[[int, int, Kind], AbstractContextManager[None]]
+Losses = Mapping[int, LossSum]  # sums of losses by epoch
+# The gradients of the activations, the weighted loss, and the gradients of the head.
+Answered = tuple[Tensor, float, list[Tensor]]
 ALL_WORKERS = "all workers"  # this strategy's only key in `Updates.staleness`
 
 
@@ -107,6 +110,7 @@ class ParameterServer:
     is divided. `learning`: the loss, and the norm to which gradients are clipped. `schedule`: the
     learning-rate schedule, which advances with each update. `checks_values`: False in rehearsals,
     whose values are zeros. `lent`: the head on a device, if the model is in main memory.
+    `steps_per_epoch`: the number of steps in an epoch, by which losses are summed.
 
     Not thread-safe. `watch(worker, step, kind)` returns a context manager, which the server enters
     for each update, and for each forward, backward and copy of the head.
@@ -124,10 +128,11 @@ class ParameterServer:
         schedule: LRScheduler | None = None,
         checks_values: bool = True,
         lent: LentHead | None = None,
+        steps_per_epoch: int = 1,
     ) -> None:
         _check_optimizer(optimizer, halves, config.staleness_decay, updates_per_step)
-        self._body, self._head = halves.body_parameters, halves.head_parameters
-        self.parameters = [*self._body, *self._head]
+        self._body = halves.body_parameters
+        self.parameters = [*self._body, *halves.head_parameters]
         self.model, self.halves, self.optimizer = model, halves, optimizer
         self.lent = lent
         self.version = 0
@@ -135,6 +140,7 @@ class ParameterServer:
         self.watch: Watch = lambda *_: nullcontext()
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
+        self._steps_per_epoch = steps_per_epoch
         self._decay = config.staleness_decay
         is_clipped = learning.clip_norm is not None
         self.checks = ValueChecks(
@@ -203,8 +209,8 @@ class ParameterServer:
         self.workers.of(worker).half = half
         return of_inputs, loss
 
-    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> LossSum:
-        """Update all parameters with the body's gradients of a step; return the step's loss.
+    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> Losses:
+        """Update all parameters with the body's gradients of a step; return its loss by epoch.
 
         Raises StepDiscarded if the server has dropped the head's gradients, because the worker was
         lost after the answer. Raises NonFinite or InvalidInput for wrong gradients. After an error,
@@ -221,10 +227,11 @@ class ParameterServer:
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
-        with self.watch(worker, step, Kind.STEP):
-            self._apply(version, [*of_body, *half.gradients])
+        losses = {step // self._steps_per_epoch: half.loss}
         own.complete(step + 1)
-        return half.loss
+        with self.watch(worker, step, Kind.STEP):
+            self._apply(version, [*of_body, *half.gradients], losses)
+        return losses
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
         """Update all parameters with a child hub's mean gradients.
@@ -237,8 +244,8 @@ class ParameterServer:
         with naming(who):
             gradients = tensor_parts.views(mean.vector, self.parameters)
         self.checks.gradients(who, "child hub's gradients", worker, [mean.vector])
-        self._apply(mean.version, gradients)
         own.complete(step, below)
+        self._apply(mean.version, gradients, mean.losses)
 
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
@@ -250,8 +257,11 @@ class ParameterServer:
             self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _apply(self, version: int, gradients: list[Tensor]) -> None:
-        """Take an optimizer step with gradients that belong to parameters of `version`."""
+    def _apply(self, version: int, gradients: list[Tensor], losses: Losses) -> None:
+        """Take an optimizer step with gradients that belong to parameters of `version`.
+
+        `losses`: the update's losses by epoch, which only a child hub needs.
+        """
         staleness = self.version - version
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -272,37 +282,30 @@ class ParameterServer:
         self.version += 1
         self._staleness[staleness] += 1
 
-    def _run_head(self, worker: int, step: int, share: Share) -> tuple[Tensor, float, list[Tensor]]:
+    def _run_head(self, worker: int, step: int, share: Share) -> Answered:
         """Run the head; return activation gradients, weighted loss, and the head's gradients."""
         lent = self.lent
         if lent is None:
-            return self._run(self.halves.head, self._head, worker, step, share)
+            return self._run(self.halves.head, worker, step, share)
         # Do not record copies of a head without layers, which has nothing to copy.
         watch: Watch = self.watch if lent.parameters else lambda *_: nullcontext()
         try:
             with watch(worker, step, Kind.H2D):
                 lent.fill()
-            of_inputs, loss, gradients = self._run(lent.head, lent.parameters, worker, step, share)
+            of_inputs, loss, gradients = self._run(lent.head, worker, step, share)
             with watch(worker, step, Kind.D2H):
                 return of_inputs, loss, lent.done(gradients)
         finally:
             lent.empty()
 
-    def _run(
-        self,
-        head: nn.Module,
-        parameters: list[nn.Parameter],
-        worker: int,
-        step: int,
-        share: Share,
-    ) -> tuple[Tensor, float, list[Tensor]]:
+    def _run(self, head: nn.Module, worker: int, step: int, share: Share) -> Answered:
         inputs = share.inputs.detach().requires_grad_()
         try:
             with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
                 loss = self._loss(head, share._replace(inputs=inputs))
             with self.watch(worker, step, Kind.BACKWARD):
                 loss.backward()
-            gradients = protocol.take_gradients(self.halves.head_names, parameters)
+            gradients = protocol.take_gradients(self.halves.head_names, trainable(head))
         finally:
             # A failed backward may leave gradients, to which the next backward would add.
             head.zero_grad()

@@ -1,22 +1,26 @@
 """Track the progress of all workers, and limit how far a worker may be ahead."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from pydantic import Field, FiniteFloat
 from torch import Tensor
-
-from paceline.core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
 class LossSum:
     """The number of samples in one or more updates, and the sum of the samples' losses."""
 
-    num_samples: int = 0
-    total: float = 0.0
+    num_samples: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    total: FiniteFloat = 0.0
 
     def __add__(self, other: "LossSum") -> "LossSum":
         return LossSum(self.num_samples + other.num_samples, self.total + other.total)
+
+    @property
+    def mean(self) -> float:
+        """The mean loss of a sample; 0 without samples."""
+        return self.total / max(1, self.num_samples)
 
 
 class HeadGradients(NamedTuple):
@@ -90,9 +94,7 @@ class Workers:
         return [one.next_step for one in self.all]
 
     def of(self, worker: int) -> WorkerState:
-        """Return the state of a worker; InvalidInput if there is no worker with this number."""
-        if not 0 <= worker < len(self.all):
-            raise InvalidInput("worker", f"must be below {len(self.all)}", got=worker)
+        """Return the state of a worker; `paceline.rpc` admits only workers of the run."""
         return self.all[worker]
 
     def add(self, worker: int, step: int = 0) -> None:

@@ -12,30 +12,54 @@ updates at the root.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-import torch
-from pydantic import NonNegativeInt
+from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
 
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
 from paceline.core.plan import Kind
+from paceline.core.reading import read_json, read_peer_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
 from paceline.record.worker_trace import Trace
-from paceline.rpc import tensor_parts, value_checks
+from paceline.rpc import tensor_parts
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import Message
 from paceline.rpc.value_checks import LARGEST_LOSS
 from paceline.rpc.workers import check_reply, retry_after_restart
 from paceline.strategies.wheel.protocol import Topic
-from paceline.strategies.wheel.server import GradientSum, ParameterServer
+from paceline.strategies.wheel.server import GradientSum, Losses, ParameterServer
 from paceline.strategies.wheel.staleness import LossSum
 
 logger = logging.getLogger(__name__)
 _MOST_BELOW = 1000  # largest number of workers of a child hub
-_LOSS_FIELDS = 3  # numbers sent for an epoch: the epoch, its samples, the sum of their losses
+_MOST_EPOCHS = 10_000  # largest number of epochs to which the steps of a mean belong
+
+
+class ChildProgress(Record):
+    """The progress of a child hub's workers, which the hub sends with their mean gradients.
+
+    `losses`: the sums of losses in the mean, by epoch. `next_steps`: the next step of each worker.
+    """
+
+    losses: Annotated[
+        list[tuple[NonNegativeInt, LossSum]], FailFast(), Field(max_length=_MOST_EPOCHS)
+    ]
+    next_steps: Annotated[tuple[NonNegativeInt, ...], FailFast(), Field(max_length=_MOST_BELOW)]
+
+    @classmethod
+    def read(cls, data: memoryview, num_steps: int) -> "ChildProgress":
+        """Decode a child hub's progress; InvalidInput or NonFinite for wrong values."""
+        found = read_peer_record(TypeAdapter(cls), data, "progress")
+        if max((*found.next_steps, *dict(found.losses)), default=0) > num_steps:
+            raise InvalidInput("progress", f"must have epochs and steps from 0 to {num_steps}")
+        for _, loss in found.losses:
+            if abs(loss.total) > LARGEST_LOSS * max(1, loss.num_samples):
+                raise NonFinite("the training loss of a child hub is too large")
+        return found
 
 
 class ChildReport(Record):
@@ -49,25 +73,20 @@ class ChildReport(Record):
     num_pushed: NonNegativeInt
 
 
-class HubTraffic:
-    """Counts the messages and bytes between two hubs, by topic."""
+def traffic_of(
+    counts: Mapping[str, int], server: ParameterServer, planned_nbytes: int
+) -> tuple[Traffic, ...]:
+    """Return the sent and the planned bytes between two hubs, by topic.
 
-    def __init__(self) -> None:
-        self.times: Counter[str] = Counter()
-        self.nbytes: Counter[str] = Counter()
-
-    def add(self, message: Message) -> None:
-        """Count a message, and the bytes of its first part, which has values of all layers."""
-        self.times[message.topic] += 1
-        self.nbytes[message.topic] += memoryview(message.parts[0]).nbytes
-
-    def rows(self, whole_nbytes: int) -> tuple[Traffic, ...]:
-        """Return sent and planned bytes by topic; `whole_nbytes`: the bytes of all parameters."""
-        return tuple(
-            Traffic(topic.value, self.nbytes[topic], times * whole_nbytes)
-            for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
-            if (times := self.times[topic])
-        )
+    `counts`: the number of messages by topic. Each has a value for every parameter of `server`, as
+    `ParameterServer.vector_in` checks. `planned_nbytes`: the planned bytes of a message.
+    """
+    nbytes = sum(parameter.nbytes for parameter in server.parameters)
+    return tuple(
+        Traffic(topic.value, count * nbytes, count * planned_nbytes)
+        for topic in (Topic.WHOLE_PARAMETERS, Topic.WHOLE_GRADIENTS)
+        if (count := counts.get(topic, 0))
+    )
 
 
 class ChildHubs:
@@ -75,7 +94,7 @@ class ChildHubs:
 
     def __init__(self, server: ParameterServer, num_steps: int) -> None:
         self._server, self._num_steps = server, num_steps
-        self.traffic = HubTraffic()
+        self.counts: Counter[str] = Counter()  # numbers of messages, by topic
         self.workers: set[int] = set()  # the numbers of the child hubs
         self.reports: dict[int, ChildReport] = {}  # from child hubs at the end of a rehearsal
 
@@ -83,47 +102,23 @@ class ChildHubs:
         """Return a message with the current parameters of all layers."""
         self.workers.add(worker)
         part = tensor_parts.part_of(tensor_parts.flatten(self._server.parameters).cpu())
-        version = self._server.version
-        reply = Message(Topic.WHOLE_PARAMETERS, message.step, version, parts=(part,))
-        self.traffic.add(reply)
-        return reply
+        self.counts[Topic.WHOLE_PARAMETERS] += 1
+        return Message(Topic.WHOLE_PARAMETERS, message.step, self._server.version, parts=(part,))
 
-    def update(self, worker: int, message: Message) -> dict[int, LossSum]:
+    def update(self, worker: int, message: Message) -> Losses:
         """Update all parameters with a child hub's gradients; return the hub's losses by epoch.
 
         Raises InvalidInput or NonFinite for wrong values.
         """
-        gradients, losses, progress, buffers = tensor_parts.parts_of(message, 4)
-        mean = GradientSum(self._server.vector_in(gradients), message.version)
-        mean.losses.update(self._losses_in(losses))
-        below = tensor_parts.numbers_of(progress)
-        if len(below) > _MOST_BELOW:
-            problem = f"must be at most {_MOST_BELOW} numbers, one per worker"
-            raise InvalidInput("steps", problem, got=len(below))
-        if any(not 0 <= step <= self._num_steps for step in below):
-            raise InvalidInput("steps", f"must be from 0 to {self._num_steps}", got=max(below))
-        self._server.merge(worker, message.step, mean, below)
-        self.traffic.add(message)
+        gradients, told, buffers = tensor_parts.parts_of(message, 3)
+        progress = ChildProgress.read(told, self._num_steps)
+        losses, values = dict(progress.losses), self._server.vector_in(gradients)
+        mean = GradientSum(values, message.version, losses=losses)
+        self._server.merge(worker, message.step, mean, progress.next_steps)
+        self.counts[Topic.WHOLE_GRADIENTS] += 1
         if worker == self._server.workers.first:
             tensor_parts.load_buffers(self._server.model, buffers)
-        return mean.losses
-
-    def _losses_in(self, part: memoryview) -> dict[int, LossSum]:
-        """Decode a child hub's losses by epoch; InvalidInput or NonFinite for wrong values."""
-        num_rows = part.nbytes // (_LOSS_FIELDS * torch.float64.itemsize)
-        rows = tensor_parts.values_of(part, torch.float64, num_rows * _LOSS_FIELDS)
-        if not value_checks.all_finite([rows]):
-            raise NonFinite("the training loss of a child hub is NaN or infinite")
-        found: dict[int, LossSum] = {}
-        for epoch, num_samples, total in rows.view(-1, _LOSS_FIELDS).tolist():
-            is_whole = epoch == int(epoch) and num_samples == int(num_samples)
-            if not is_whole or not 0 <= epoch < self._num_steps or num_samples < 0:
-                problem = f"must have valid epochs and sample counts, not {epoch} and {num_samples}"
-                raise InvalidInput("losses", problem)
-            if abs(total) > LARGEST_LOSS * max(1, num_samples):
-                raise NonFinite("the training loss of a child hub is too large")
-            found[int(epoch)] = LossSum(int(num_samples), total)
-        return found
+        return losses
 
 
 # A parent's reply with all parameters, and a tuple of steps. The tuple is empty unless this hub has
@@ -136,7 +131,7 @@ class ParentHub:
 
     def __init__(self, client: Client, layout: str) -> None:
         self._client, self._layout = client, memoryview(layout.encode())
-        self.traffic = HubTraffic()
+        self.counts: Counter[str] = Counter()  # numbers of messages, by topic
 
     def begin(self, step: int) -> ParentReply:
         """Join the parent's run after `step` steps; once training begins, return the reply.
@@ -147,8 +142,7 @@ class ParentHub:
         def join() -> ParentReply:
             begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
             whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
-            parts = tensor_parts.parts_of(begun)
-            return whole, (begun.step, *(tensor_parts.numbers_of(parts[0]) if parts else ()))
+            return whole, (begun.step, *(read_json(begun.parts[0], "steps") if begun.parts else ()))
 
         return retry_after_restart(join)
 
@@ -162,7 +156,7 @@ class ParentHub:
         except HubRestarted:
             logger.info("the parent hub was restarted; this hub is at step %d", gradients.step)
             return self.begin(gradients.step)
-        self.traffic.add(gradients)
+        self.counts[Topic.WHOLE_GRADIENTS] += 1
         return whole, ()
 
     def measure(
@@ -183,14 +177,13 @@ class ParentHub:
         seconds = tuple(one for one in own.seconds if one[0] is not Kind.STEP)
         found = own.with_link(exchange, whole_nbytes)
         profile = found.model_copy(update={"seconds": seconds, "below": tuple(below)})
-        told = memoryview(profile.model_dump_json().encode())
-        self._ask(Message(Topic.PROFILE, parts=(told,)))
+        self._ask(Message(Topic.PROFILE, parts=(profile.model_dump_json().encode(),)))
 
     def finish(self, step: int, report: ChildReport | None) -> None:
         """Tell the parent that all steps are done, and send the report, if any."""
-        parts = [memoryview(Trace().as_json())]
+        parts = [Trace().as_json()]
         if report is not None:
-            parts.append(memoryview(report.model_dump_json().encode()))
+            parts.append(report.model_dump_json().encode())
         done = Message(Topic.DONE, step, parts=tuple(parts))
         while True:
             try:

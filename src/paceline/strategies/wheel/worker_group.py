@@ -1,15 +1,15 @@
 """Track the state of a hub's workers: waiting, measuring links, training, late, lost or done."""
 
+import json
 import logging
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from statistics import median
 
 from paceline.core.errors import InvalidInput, WorkerLost
 from paceline.rpc.frames import Message
 from paceline.rpc.server import Lost, RpcRequest, Server
-from paceline.rpc.tensor_parts import numbers_part
 from paceline.rpc.workers import WorkerPool, refusal
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.staleness import Workers
@@ -20,7 +20,7 @@ _KEPT = 32  # durations kept per worker; each is the time from a reply to the wo
 _TIMES = 20.0  # a worker is late if a request takes longer than this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
-_MOST_PROBES = 200  # largest number of probes from one worker
+_MOST_PROBES = 200  # largest number of probes in one measurement
 _MOST_LOST = 1000  # largest number of reasons in `lost`; a worker may be lost many times
 
 
@@ -78,42 +78,30 @@ class ProbeTurns:
     ) -> None:
         self._max_nbytes, self._deadline_s, self._clock = max_nbytes, deadline_s, clock
         self._worker: int | None = None
-        self._asked_s = 0.0
-        self._counts: Counter[int] = Counter()
+        self._asked_s, self._num_probes = 0.0, 0  # of the current worker
 
     def reply(self, worker: int, probe: Message) -> Message | None:
         """Return the reply to a probe; None while another worker measures its link.
 
         Raises InvalidInput for too many probes, or for too large a reply.
         """
-        if self._worker not in (None, worker):
+        now_s = self._clock()
+        if self._worker not in (None, worker) and now_s - self._asked_s <= self._deadline_s:
             return None
         if not 0 <= probe.step <= self._max_nbytes:
             raise InvalidInput(
                 "probe", f"must ask for 0 to {self._max_nbytes} bytes", got=probe.step
             )
-        self._counts[worker] += 1
-        if self._counts[worker] > _MOST_PROBES:
+        self._num_probes = self._num_probes + 1 if self._worker == worker else 1
+        if self._num_probes > _MOST_PROBES:
             raise InvalidInput("probe", f"must be sent at most {_MOST_PROBES} times by a worker")
-        self._worker, self._asked_s = worker, self._clock()
+        self._worker, self._asked_s = worker, now_s
         return Message("probe", parts=(memoryview(bytes(probe.step)),))
 
     def end(self, worker: int) -> None:
         """End the worker's link measurement, if any, so that another worker may measure."""
         if self._worker == worker:
             self._worker = None
-
-    def forget(self, worker: int) -> None:
-        """Forget a lost worker's probes, and end its link measurement, if any."""
-        self._counts.pop(worker, None)
-        self.end(worker)
-
-    def end_overdue(self) -> bool:
-        """End a measurement without recent probes; return whether there was such a measurement."""
-        is_overdue = self._worker is not None and self._clock() - self._asked_s > self._deadline_s
-        if is_overdue:
-            self._worker = None
-        return is_overdue
 
 
 class WorkerGroup:
@@ -136,7 +124,6 @@ class WorkerGroup:
         self._rpc, self._workers, self._pool = rpc, workers, pool
         self._wait_s, self._clock = wait_s, clock
         self.deadline = ProgressDeadline(deadline_s, clock)
-        self.is_own = pool is not None  # whether the hub has started the workers
         self._expected = set(range(len(workers.all)))
         self.waiting: dict[int, RpcRequest] = {}  # unanswered BEGIN requests, by worker
         self._returning: set[int] = set()  # workers that must repeat a step and send BEGIN
@@ -274,6 +261,6 @@ class WorkerGroup:
             elif step > own:
                 logger.info("worker %d continues with the others, at step %d", worker, step)
             below = self._workers.of(worker).below
-            parts = (numbers_part(below),) if below else ()
+            parts = (json.dumps(below).encode(),) if below else ()
             self.reply(request, Message(Topic.BEGIN, step, parts=parts))
         self.waiting.clear()
