@@ -6,7 +6,6 @@ prints: tables and results on standard output, progress on standard error.
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -100,13 +99,7 @@ def take_part(request: RunRequest) -> tuple[RunResult, Path]:
         own = [read_run(folder).model_dump_json(), str(folder)] if group.rank == 0 else []
         written.extend(group.gather(own)[0])
 
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        code = _as_rank_of(request, go)
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-    if code:
+    if code := _as_rank_of(request, go):
         raise WorkersFailed(code)
     result, folder = written
     return RunResult.model_validate_json(result), Path(folder)

@@ -3,10 +3,8 @@
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import NoReturn
 
 import torch
@@ -19,7 +17,7 @@ from paceline.links.failures import REPORTED, STOPPED, publish, tell_left
 from paceline.links.group import Group
 from paceline.links.processes import is_started_by_parent
 from paceline.links.rendezvous import process_group
-from paceline.links.signals import SIGNALS, participle, say
+from paceline.links.signals import handled_by, participle, say
 from paceline.report.terminal import log_to_stderr
 
 
@@ -37,31 +35,38 @@ def as_rank(
     """
     rank = os.environ.get("RANK", "0")
     log_to_stderr(quiet=rank != "0")
-    group = None
+    group: Group | None = None
     early: list[int] = []  # signals that arrive before the ranks connect
-    _handle_signals(lambda number, _: early.append(number))
-    reach("rank.started", worker=int(rank))
-    try:
-        with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
-            # Pin this thread after the process group has started its threads, which use all cores.
-            share_cores(group.device)
-            _handle_signals(partial(_signalled, group))
-            if early:
-                _signalled(group, early[0], None)
-            reach("rank.met", worker=group.rank)
-            try:
-                carry_out(group)
-            except Interrupted as error:  # a signal stopped the run after a step
-                if group.rank == 0:
-                    publish(group.store, STOPPED, error)
-                    say(str(error))
-                return error.exit_code
-    except WorkersFailed as error:
-        return error.exit_code
-    except (Exception, SystemExit) as error:
-        if early and group is None:  # connecting failed, as another rank exited on the signal
-            return 128 + early[0]
-        return _report(error, rank, group)
+
+    def handle(number: int, _: object) -> None:
+        if group is None:
+            early.append(number)
+        else:
+            _signalled(group, number)
+
+    with handled_by(handle):
+        reach("rank.started", worker=int(rank))
+        try:
+            with process_group(deadline_s, device, exchanges_alone=exchanges_alone) as group:
+                # Pin this thread after the process group has started its threads, which use all
+                # cores.
+                share_cores(group.device)
+                if early:
+                    _signalled(group, early[0])
+                reach("rank.met", worker=group.rank)
+                try:
+                    carry_out(group)
+                except Interrupted as error:  # a signal stopped the run after a step
+                    if group.rank == 0:
+                        publish(group.store, STOPPED, error)
+                        say(str(error))
+                    return error.exit_code
+        except WorkersFailed as error:
+            return error.exit_code
+        except (Exception, SystemExit) as error:
+            if early and group is None:  # connecting failed, as another rank exited on the signal
+                return 128 + early[0]
+            return _report(error, rank, group)
     return 0
 
 
@@ -75,13 +80,7 @@ def _report(error: Exception | SystemExit, rank: str, group: Group | None) -> in
     return exit_code(error)
 
 
-def _handle_signals(handler: Callable[[int, object], object]) -> None:
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
-            signal.signal(number, handler)
-
-
-def _signalled(group: Group, number: int, _: object) -> None:
+def _signalled(group: Group, number: int) -> None:
     """Exit on a signal that arrives outside of training steps, when there is nothing to save.
 
     SIGTERM is ignored if another rank has died, because torchrun sends SIGTERM to all survivors.
