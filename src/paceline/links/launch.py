@@ -1,44 +1,36 @@
 """Start this machine's workers with torchrun's environment; no worker outlives the run."""
 
-import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from signal import SIGTERM
 from types import FrameType
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, WorkersFailed
+from paceline.core.errors import PacelineError, WorkerLost, WorkersFailed
 from paceline.links.failpoints import reach
 from paceline.links.failures import FAILURE, SIGNALLED, STOPPED, publish, published
 from paceline.links.interruption import Interruption, is_agreed
 from paceline.links.processes import Process, end, reason, start, wait
 from paceline.links.signals import EXIT_CODES, blocked, handled_by, participle
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _GRACE_S = 5.0  # time in which the other workers notice a lost worker and report it
 
 
-def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
+def launch(command: Sequence[str], num_workers: int) -> None:
     """Run a `module_command` as `num_workers` local workers, and wait until all succeed.
 
-    The workers meet at `port` of the loopback address; 0 chooses a free port. The first SIGINT or
-    SIGTERM is passed on to the workers. No worker outlives this function, even if this process is
-    killed. Raises InvalidInput if the port is in use, WorkerLost if a worker was killed,
-    and WorkersFailed if workers ended with an error or after a signal.
+    The workers meet at a free port of the loopback address. The first SIGINT or SIGTERM is passed
+    on to the workers. No worker outlives this function, even if this process is killed. Raises
+    WorkerLost if a worker was killed, and WorkersFailed if workers ended with an error or after a
+    signal.
     """
-    if not 0 <= port < 2**16:
-        raise InvalidInput("port", "must be from 0 to 65535", got=port)
-    try:
-        listener = socket.create_server((_LOOPBACK, port))  # can reuse a port in TIME_WAIT
-    except OSError as error:
-        problem = f"cannot be used: {os.strerror(error.errno or 0)}"
-        raise InvalidInput("port", problem, got=port) from None
-    port = listener.getsockname()[1]
-    store = store_on(listener)
+    store = store_on(LOOPBACK)
     workers: list[Process] = []
     try:
         passed = _PassedOn(workers, store)
@@ -47,7 +39,7 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
             # list would not be passed on to that worker.
             with blocked():
                 for rank in range(num_workers):
-                    environment = _environment(rank, num_workers, port)
+                    environment = _environment(rank, num_workers, store.port)
                     worker = start(command, environment=environment)
                     reach("launch.started", worker=rank)
                     workers.append(worker)
@@ -63,18 +55,17 @@ def launch(command: Sequence[str], num_workers: int, port: int = 0) -> None:
         del store
 
 
-def store_on(listener: socket.socket) -> Store:
-    """Return a TCPStore on `listener`; by default, a store listens on all network interfaces."""
-    host, port = listener.getsockname()
-    store: Store = dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
+def store_on(host: str) -> Any:
+    """Return a TCPStore at a free port of `host`; by default, a store listens on all interfaces."""
+    listener = socket.create_server((host, 0))
+    return dist.TCPStore(  # type: ignore[attr-defined] # exported, but not declared
         host,
-        port,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=60),
         master_listen_fd=listener.detach(),
     )
-    return store
 
 
 def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
@@ -84,7 +75,7 @@ def _environment(rank: int, num_workers: int, port: int) -> dict[str, str]:
         "LOCAL_RANK": rank,
         "WORLD_SIZE": num_workers,
         "LOCAL_WORLD_SIZE": num_workers,
-        "MASTER_ADDR": _LOOPBACK,
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": True,  # the launcher keeps the store, not rank 0
         "GLOO_SOCKET_IFNAME": "lo",

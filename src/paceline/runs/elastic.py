@@ -23,7 +23,7 @@ from paceline.core.errors import InvalidInput, WorkerLost, WorkersFailed
 from paceline.core.settings import TrainSettings
 from paceline.exchange.session import ElasticWorker
 from paceline.links.group import Group
-from paceline.links.launch import store_on
+from paceline.links.launch import LOOPBACK, store_on
 from paceline.links.processes import Process, end, module_command, reason, start
 from paceline.links.signals import handled_by
 from paceline.runs.rank import as_rank, leave
@@ -31,7 +31,6 @@ from paceline.runs.restarts import RunRequest
 from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
-_LOOPBACK = "127.0.0.1"
 _MOST_RESTARTS = 3  # of one worker in succession; running longer than _SOON_S resets the count
 _SOON_S = 30.0
 _POLL_S = 0.1
@@ -81,7 +80,7 @@ class _Workers:
             "LOCAL_WORLD_SIZE": str(len(self._numbers)),
             "RUST_LOG": os.environ.get("RUST_LOG", "error"),
         }
-        if urlsplit(self._lighthouse).hostname == _LOOPBACK:
+        if urlsplit(self._lighthouse).hostname == LOOPBACK:
             environment["GLOO_SOCKET_IFNAME"] = "lo"
         arguments = self._request.model_dump_json(), str(number), self._lighthouse
         return start(module_command("paceline.runs.elastic", *arguments), environment=environment)
@@ -137,14 +136,14 @@ def _lighthouse(settings: TrainSettings) -> Iterator[str]:
             "elastic", f"requires torchft ({error})", hint="pip install 'paceline[elastic]'"
         ) from None
     server = LighthouseServer(
-        bind=f"{_LOOPBACK}:0",
+        bind=f"{LOOPBACK}:0",
         min_replicas=1,
         join_timeout_ms=round(1000 * settings.deadline_s),
         quorum_tick_ms=_TICK_MS,
         heartbeat_timeout_ms=_HEARTBEAT_MS,
     )
     try:
-        yield f"http://{_LOOPBACK}:{server.address().rpartition(':')[2]}"
+        yield f"http://{LOOPBACK}:{server.address().rpartition(':')[2]}"
     finally:
         server.shutdown()
 
@@ -155,9 +154,7 @@ def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[
     from torchft import Manager, ProcessGroupGloo
 
     host = _address_towards(lighthouse)
-    listener = socket.create_server((host, 0))
-    port = listener.getsockname()[1]
-    store = store_on(listener)
+    store = store_on(host)
     deadline = timedelta(seconds=settings.deadline_s)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=deadline),
@@ -170,7 +167,7 @@ def _managed(settings: TrainSettings, number: int, lighthouse: str) -> Iterator[
         replica_id=f"worker{number}",
         hostname=host,
         store_addr=host,
-        store_port=port,
+        store_port=store.port,
         rank=0,
         world_size=1,
         lighthouse_addr=lighthouse,
