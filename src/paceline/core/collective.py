@@ -11,8 +11,9 @@ must not encode sums, each rank sends its whole encoded piece to all other ranks
 adds the pieces of all n ranks (exchange/encoded_pieces.py).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from paceline.core.cost import codec_lanes
@@ -171,48 +172,33 @@ class Collective:
         if self.coders:
             coder = self.coders[number]
             for piece in self.pieces:
-                own = self._id(step, Kind.ENCODE, piece, coder.worker)
+                own = TaskId(step, Kind.ENCODE, piece.part, coder.worker, self.sub_batch)
                 yield Task(own, coder.encode_on, piece.encode, (ready,))
 
     def tasks(
         self, step: int, ready: Sequence[TaskId], last: tuple[TaskId, ...] = ()
-    ) -> Iterator[Task]:
+    ) -> Generator[Task, None, tuple[TaskId, dict[int, TaskId]]]:
         """Yield the transfers, each followed by its decoding tasks.
 
         The first transfer starts after the tasks `last`, each later transfer after the previous
         one. A transfer also waits for all ranks' encoding of its piece or, without a codec, for the
-        tasks `ready`.
+        tasks `ready`. Returns the last transfer, and the last decoding task of each of `coders`, by
+        index.
         """
         before = tuple(dict.fromkeys(ready))
-        decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)
+        decoded = dict[int, TaskId]()
         for piece in self.pieces:
-            sent = self._id(step, self.kind, piece)
+            own = partial(TaskId, step, part=piece.part, sub_batch=self.sub_batch)
             if self.coders:
-                before = self._ids(step, Kind.ENCODE, piece)
+                before = tuple(own(Kind.ENCODE, worker=coder.worker) for coder in self.coders)
+            sent = own(self.kind)
             yield Task(sent, *piece.transfer, (*last, *before))
             last = (sent,)
-            ids = self._ids(step, Kind.DECODE, piece)
-            for own, coder, earlier in zip(ids, self.coders, decoded, strict=True):
-                yield Task(own, coder.decode_on, piece.decode, (sent, *earlier))
-            decoded = tuple((own,) for own in ids)
-
-    def _id(
-        self, step: int, kind: Kind, piece: CollectivePiece, worker: int | None = None
-    ) -> TaskId:
-        return TaskId(step, kind, piece.part, worker, self.sub_batch)
-
-    def _ids(self, step: int, kind: Kind, piece: CollectivePiece) -> tuple[TaskId, ...]:
-        return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
-
-    def sent(self, step: int) -> TaskId:
-        """Return the id of the task that sends the last piece in training step `step`."""
-        return self._id(step, self.kind, self.pieces[-1])
-
-    def result(self, step: int, number: int) -> TaskId:
-        """Return the task after which the rank of `coders[number]` has the result."""
-        if not self.coders:
-            return self.sent(step)
-        return self._id(step, Kind.DECODE, self.pieces[-1], self.coders[number].worker)
+            for number, coder in enumerate(self.coders):
+                earlier = (decoded[number],) if number in decoded else ()
+                decoded[number] = own(Kind.DECODE, worker=coder.worker)
+                yield Task(decoded[number], coder.decode_on, piece.decode, (sent, *earlier))
+        return sent, decoded
 
 
 def coding_of(

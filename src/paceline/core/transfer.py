@@ -1,7 +1,7 @@
 """Plan transfers: messages, ring all-reduces, and hierarchical exchanges between hosts."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -232,18 +232,17 @@ class Shares:
     servers: bool
     num_servers: int
 
-    def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks that sum the chunk, let any servers update, and return the result."""
+    def tasks(self, step: int, summed: TaskId) -> Generator[Task, None, list[TaskId]]:
+        """Yield the tasks that sum the chunk, let any servers update, and return the result.
+
+        Returns, for each host, the last task.
+        """
         before = summed
         for kind, part, on, cost in self._stages:
             task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))
             yield task
             before = task.id
-
-    def result(self, step: int, place: int) -> TaskId:
-        """Return the task after which all hosts have the result."""
-        kind, part = (Kind.SEND, "in0") if self.levels else (Kind.REDUCE, "update")
-        return TaskId(step, kind, f"{self.chunk}.{part}")
+        return [before] * len(self.hosts)
 
     @cached_property
     def _stages(self) -> list[tuple[Kind, str, tuple[Resource, ...], Cost]]:

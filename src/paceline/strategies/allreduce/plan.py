@@ -107,12 +107,13 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
                 # DistributedDataParallel encodes a bucket in the hook of its last gradient.
                 for exchange in completed.get(task.part, ()):
                     yield from exchange.encodes(step, worker, task.id)
-    last: tuple[TaskId, ...] = ()
+    last, decoded = tuple[TaskId, ...](), list[dict[int, TaskId]]()
     for bucket, exchange in exchanges:
         ready = [TaskId(step, Kind.BACKWARD, bucket.last_layer, w) for w in compute.workers]
-        yield from exchange.tasks(step, ready, last)
-        last = (exchange.sent(step),)
+        sent, results = yield from exchange.tasks(step, ready, last)
+        last = (sent,)
+        decoded.append(results)
     for worker in compute.workers:
-        decoded = [one.result(step, worker) for _, one in exchanges if one.coders]
-        after = (*last, *decoded, compute.after_backward(step, worker))
+        own = [results[worker] for results in decoded if results]
+        after = (*last, *own, compute.after_backward(step, worker))
         yield compute.step_task(step, worker, after)
