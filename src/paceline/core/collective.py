@@ -11,7 +11,7 @@ must not encode sums, each rank sends its whole encoded piece to all other ranks
 adds the pieces of all n ranks (exchange/encoded_pieces.py).
 """
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from typing import NamedTuple
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import LinearTime
-from paceline.core.machine import CodecSpeed, Device, Station, codec_speed
+from paceline.core.machine import CodecSpeed, Station, codec_speed
 from paceline.core.plan import Cost, Kind, Resource, Task, TaskId
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
-from paceline.core.workload import Workload
+from paceline.core.workload import Layer
 
 
 def encoded_s(
@@ -81,11 +81,28 @@ class Coding:
     chosen: bool
 
     @classmethod
-    def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
+    def of(
+        cls,
+        codec: str | None,
+        stations: Mapping[int, Station],
+        layers: Iterable[Layer] = (),
+        element_sizes: Collection[int] = (),
+    ) -> "Coding | None":
         """Return the coding for workers that encode on `stations`, a device or host per worker.
 
-        Raises InvalidInput if the codec's encoded size or a station's codec speed is unknown.
+        Returns None without a codec. Raises InvalidInput if the codec's encoded size or a station's
+        codec speed is unknown, and for gradients of `layers` whose element sizes are not in
+        `element_sizes`.
         """
+        if codec is None:
+            return None
+        for layer in layers:
+            for parameter in layer.parameters:
+                if parameter.element_size not in element_sizes:
+                    bits = 8 * parameter.element_size
+                    problem = f"cannot encode gradients of {bits} bits, as in layer {layer.name}"
+                    hint = "train in float32 or without a codec"
+                    raise InvalidInput("codec", problem, hint=hint)
         known = wire_format(codec)
         speeds = [codec_speed(station, known) for station in stations.values()]
         slowest = CodecSpeed(
@@ -199,29 +216,3 @@ class Collective:
                 decoded[number] = own(Kind.DECODE, worker=coder.worker)
                 yield Task(decoded[number], coder.decode_on, piece.decode, (sent, *earlier))
         return sent, decoded
-
-
-def coding_of(
-    codec: str | None,
-    workload: Workload,
-    devices: Sequence[Device],
-    element_sizes: Collection[int],
-) -> Coding | None:
-    """Return the coding of workers on `devices`; None without a codec.
-
-    Raises InvalidInput for gradients whose element sizes the codec does not support.
-    """
-    if codec is None:
-        return None
-    check_encodable(workload, element_sizes)
-    return Coding.by(codec, dict(enumerate(devices)))
-
-
-def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:
-    """Raise InvalidInput for gradients whose element sizes the codec does not support."""
-    for layer in workload.layers:
-        for parameter in layer.parameters:
-            if parameter.element_size not in element_sizes:
-                bits = 8 * parameter.element_size
-                problem = f"cannot encode gradients of {bits} bits, as in layer {layer.name}"
-                raise InvalidInput("codec", problem, hint="train in float32 or without a codec")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.core.collective import Collective, coding_of
+from paceline.core.collective import Coding, Collective
 from paceline.core.cost import compute_lane
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
@@ -71,7 +71,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
     exchanges: _Exchanges = ()
     if config.workers > 1:
         ring = Ring.at_once(machine, devices, [compute_lane(device.name) for device in devices])
-        coding = coding_of(config.codec, workload, devices, _ENCODABLE)
+        coding = Coding.of(config.codec, dict(enumerate(devices)), workload.layers, _ENCODABLE)
         parts = buckets(workload.in_backward_order, config.bucket_mb)
         exchanges = tuple(
             (b, Collective.over(ring, Kind.REDUCE, str(i), b.nbytes, b.num_values, coding))

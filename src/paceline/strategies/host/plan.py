@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.core import link_fit
-from paceline.core.collective import Coding, Collective, check_encodable
+from paceline.core.collective import Coding, Collective
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.plan import Kind, Plan, Task, TaskId
@@ -63,17 +63,14 @@ def _between_hosts(
     workload: Workload, memory: HostMemory, config: HostReduce
 ) -> Callable[[str, Sequence[Layer]], Between]:
     """Return a function that plans a chunk's all-reduce between hosts, in a ring."""
-    machine, coding = memory.machine, None
+    machine, stations = memory.machine, dict[str, tuple[int, Station]]()
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
     ring = replace(ring, held=ring.held + waiting(memory.devices))
-    if config.codec is not None:
-        # The sums are in host memory, so if a host's first worker is a GPU, the host's CPU encodes.
-        stations: dict[str, tuple[int, Station]] = {}
-        for worker, device in enumerate(memory.devices):
-            station = device if device.kind == DeviceKind.CPU else machine.host_of(device)
-            stations.setdefault(device.host, (worker, station))
-        coding = Coding.by(config.codec, dict(stations.values()))
-        check_encodable(workload, _ENCODABLE)
+    # The sums are in host memory, so if a host's first worker is a GPU, the host's CPU encodes.
+    for worker, device in enumerate(memory.devices):
+        station = device if device.kind == DeviceKind.CPU else machine.host_of(device)
+        stations.setdefault(device.host, (worker, station))
+    coding = Coding.of(config.codec, dict(stations.values()), workload.layers, _ENCODABLE)
 
     def between(chunk: str, layers: Sequence[Layer]) -> Between:
         nbytes = sum(layer.gradient_nbytes for layer in layers)

@@ -151,7 +151,7 @@ class _Rounds:
             worker: device if device.kind is DeviceKind.CPU else self.machine.host_of(device)
             for worker, device in enumerate(self.devices)
         }
-        coding = None if config.codec is None else Coding.by(config.codec, stations)
+        coding = Coding.of(config.codec, stations)
         return [
             Collective.over(ring, Kind.REDUCE, str(i), _FLOAT32_NBYTES * count, count, coding)
             for i, count in enumerate(self.counts)

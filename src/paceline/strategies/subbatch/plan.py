@@ -26,7 +26,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.core.collective import Coding, Collective, CollectivePiece, coding_of
+from paceline.core.collective import Coding, Collective, CollectivePiece
 from paceline.core.cost import compute_lane
 from paceline.core.machine import Device, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
@@ -81,7 +81,8 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         update = sum(updates, update)
     if workers > 1:
         ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
-        coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
+        stations, layers = dict(enumerate(devices)), parts.body.layers
+        coding = Coding.of(config.gradients, stations, layers, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
                 # Without a codec, a message also has a flag for each parameter: whether this worker
@@ -235,9 +236,9 @@ def _sub_batches(
     updates_each = config.updates == "sub-batch"
     there, back = None, None
     if workers > 1:
-        head = Workload("head", 1, parts.head, tuple(range(len(parts.head))), 0)
-        there = coding_of(config.activations, head, devices, _FLOAT32)
-        back = coding_of(config.activation_gradients, head, devices, _FLOAT32)
+        stations = dict(enumerate(devices))
+        there = Coding.of(config.activations, stations, parts.head, _FLOAT32)
+        back = Coding.of(config.activation_gradients, stations, parts.head, _FLOAT32)
     matrix = matrix_of(parts.head[-1])
     element_size = 4 if matrix is None else max(4, matrix.element_size)
     loss_nbytes = _LOSS_VALUES * element_size * parts.rows_per_sample  # per sample
