@@ -9,34 +9,34 @@ simpler alternative. `Watch` detects when to choose again.
 """
 
 from collections.abc import Collection, Sequence
-from itertools import chain
 from math import sqrt
 from statistics import median
 
 WORTH = 0.02  # least gain over a simpler alternative
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
 _HOPELESS_AT_FIRST = 1.5  # replaces `HOPELESS` in the very first turn, which may include warm-up
-_NUM_SETTLING = 3
+_NUM_SETTLING, _NUM_TIMED = 3, 6
 _CHANGE = 0.1  # relative change of step times after which alternatives are timed again
 _LARGE_CHANGE = 0.25  # replaces `_CHANGE` for the first steps after the choice
 _SIGNIFICANT = 1.645  # limit of the rank-sum test in standard deviations: one-sided 5 %
 _CERTAIN = 3.0  # stricter limit for `Watch`, which repeats the test hundreds of times
 
 
-class Turns:
-    """Times alternatives in turns, and then uses the fastest.
+class Choice:
+    """Times alternatives in turns, uses the fastest, and chooses again when step times change.
 
-    `names`: the alternatives, the simplest first. `name`: the alternative of the next steps. Each
-    turn has `num_settling` untimed steps, in which threads and buffers adapt, and then `num_timed`
-    timed steps.
+    `names`: the alternatives, the simplest first. `slow`: alternatives known to be slower than
+    another, and timed only when step times change. `name`: the alternative of the next steps. Each
+    turn has untimed steps, in which threads and buffers adapt, and then timed steps.
     """
 
-    num_timed = 6
+    def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
+        self._names = list(names)
+        self._restart([name for name in names if name not in slow])
 
-    def __init__(self, names: Sequence[str], num_rounds: int = 2) -> None:
+    def _restart(self, names: Sequence[str]) -> None:
         self._steps: dict[str, list[float]] = {name: [] for name in names}
-        rounds = (names if number % 2 == 0 else names[::-1] for number in range(num_rounds))
-        self._left = [*chain.from_iterable(rounds)]
+        self._left = [*names, *reversed(names)]  # the turns of two rounds
         self._slow = set[str]()  # alternatives without further turns
         self.name, self._first, self._last = names[0], names[0], ""
         self._choose()
@@ -47,33 +47,35 @@ class Turns:
         return not self._left
 
     @property
-    def num_settling(self) -> int:
-        """Number of untimed steps of this turn; 0 if it has the previous turn's alternative."""
-        return 0 if self._last == self.name else _NUM_SETTLING
-
-    @property
-    def steps(self) -> list[float]:
-        """Seconds of the timed steps of the current alternative."""
-        return self._steps[self.name]
+    def num_steps(self) -> int | None:
+        """Number of steps until the next `add`; None if only one alternative is left."""
+        if len(self._names) == 1:
+            return None
+        if self.settled:
+            return Watch.num_steps
+        return _NUM_TIMED + (0 if self._last == self.name else _NUM_SETTLING)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Median step time of each alternative timed so far."""
         return {name: median(steps) for name, steps in self._steps.items() if steps}
 
-    def add(self, seconds: Sequence[float]) -> None:
-        """Add the timed steps of this turn, and begin the next one."""
-        self._steps[self.name] += seconds
-        self._last = self._left.pop(0)
-        least_s = min(self.seconds.values())
-        self._slow = {
-            name for name, one in self.seconds.items() if one > self._hopeless(name) * least_s
-        }
-        self._left = [name for name in self._left if name not in self._slow]
-        self._choose()
+    def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
+        """Add the seconds of the last `num_steps` steps.
+
+        `is_steady`: False if a search is changing the settings of these steps, so that their times
+        cannot show whether the machine has changed.
+        """
+        if not self.settled:
+            self._end_turn(seconds[-_NUM_TIMED:])
+        elif not is_steady:
+            self._watch = Watch()
+        elif self._watch.has_changed(seconds):
+            self._restart(self._names)
 
     def drop(self) -> None:
-        """Remove the alternative of this turn, because it has turned out to be unusable."""
+        """Remove the current alternative, because it has turned out to be unusable."""
+        self._names.remove(self.name)
         del self._steps[self.name]
         self._left = [name for name in self._left if name != self.name]
         self._choose()
@@ -83,14 +85,27 @@ class Turns:
         self._left.clear()
         self._choose()
 
+    def _end_turn(self, seconds: Sequence[float]) -> None:
+        """Add the timed steps of this turn, and begin the next one."""
+        self._steps[self.name] += seconds
+        self._last = self._left.pop(0)
+        least_s = min(self.seconds.values())
+        self._slow = {
+            name for name, one in self.seconds.items() if one > self._hopeless(name) * least_s
+        }
+        self._left = [name for name in self._left if name not in self._slow]
+        self._choose()
+        self._watch = Watch(self._steps[self.name])
+
     def _hopeless(self, name: str) -> float:
-        is_at_first = name == self._first and len(self._steps[name]) <= self.num_timed
+        is_at_first = name == self._first and len(self._steps[name]) <= _NUM_TIMED
         return _HOPELESS_AT_FIRST if is_at_first else HOPELESS
 
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:
             self._left.clear()  # only one alternative is left
         self.name = self._left[0] if self._left else self._fastest()
+        self._watch = Watch()
 
     def _fastest(self) -> str:
         best, *others = [name for name, steps in self._steps.items() if steps] or [*self._steps][:1]
@@ -98,53 +113,6 @@ class Turns:
             if is_faster(self._steps[name], self._steps[best]):
                 best = name
         return best
-
-
-class Choice(Turns):
-    """Uses the fastest of several alternatives, and chooses again when step times change.
-
-    `slow`: alternatives known to be slower than another, and timed only when step times change.
-    """
-
-    def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
-        self._names = list(names)
-        self._restart([name for name in names if name not in slow])
-
-    @property
-    def num_steps(self) -> int | None:
-        """Number of steps until the next `add`; None if only one alternative is left."""
-        if len(self._names) == 1:
-            return None
-        return Watch.num_steps if self.settled else self.num_settling + self.num_timed
-
-    def add(self, seconds: Sequence[float], *, is_steady: bool = True) -> None:
-        """Add the seconds of the last `num_steps` steps.
-
-        `is_steady`: False if a search is changing the settings of these steps, so that their times
-        cannot show whether the machine has changed.
-        """
-        if not self.settled:
-            super().add(seconds[-self.num_timed :])
-            self._watch = Watch(self.steps)
-        elif not is_steady:
-            self._watch = Watch()
-        elif self._watch.has_changed(seconds):
-            self._restart(self._names)
-
-    def drop(self) -> None:
-        """Remove the current alternative, because it has turned out to be unusable."""
-        self._names.remove(self.name)
-        super().drop()
-        self._watch = Watch()
-
-    def stop(self) -> None:
-        """End the timing, and use the fastest alternative timed so far."""
-        super().stop()
-        self._watch = Watch()
-
-    def _restart(self, names: Sequence[str]) -> None:
-        super().__init__(names)
-        self._watch = Watch()
 
 
 class Watch:
