@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from paceline.core.cost import Rate
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
-from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.this_machine import this_machine
 from paceline.planner.forecast import memory
 from paceline.strategies import STRATEGIES
 from paceline.studies.profile.largest_batch import largest
@@ -20,7 +21,7 @@ from paceline.studies.profile.memory_use import make_momentum, track
 from paceline.training.recipes.named import workload_of
 from steps import Task
 
-_ANY_SPEED = Speed(1e9, 1e9)  # memory does not depend on it
+_ANY_SPEED = Rate(1e9, 1e9)  # memory does not depend on it
 _NUM_STEPS = 2  # because PyTorch's first step differs from later steps
 # A rank's batch, its device's memory in bytes, and the largest batch to try.
 _CASES = {"lenet5": (64, 16 * 2**20, 4096), "alexnet": (16, 1536 * 2**20, 256)}

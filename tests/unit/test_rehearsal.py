@@ -14,14 +14,14 @@ import own_recipes
 import paceline
 from absent_ranks import group_of
 from command_line import MACHINE
-from paceline.core.cost import Totals
+from paceline.core.cost import Rate, Totals
 from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind, PriceKey
 from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import TrainingSession
 from paceline.exchange.setup import TrainingSetup, setup_of
-from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.this_machine import this_machine
 from paceline.records.machine_file import find_device
 from paceline.records.profile import ProfileSettings
 from paceline.records.settings import configuration, strategy_of, validated_rehearsal
@@ -123,7 +123,7 @@ def profiled(
     """Create a profile in which each layer takes exactly its paced time."""
     times = setup.times
     assert times is not None
-    machine = this_machine(one.group, [Speed(1e12, 1e12)] * 2)
+    machine = this_machine(one.group, [Rate(1e12, 1e12)] * 2)
     kinds = ((Kind.FORWARD, times.forward_s), (Kind.BACKWARD, times.backward_s))
     parts = {
         (kind, layer.name): seconds

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from absent_ranks import group_of
-from paceline.core.cost import Roofline, compute_lane
+from paceline.core.cost import Rate, Roofline, compute_lane
 from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Layer, Workload
 from paceline.links.group import Group
-from paceline.measure.this_machine import Speed, facts, this_machine
+from paceline.measure.this_machine import facts, speed_of, this_machine
 
 MEMINFO = Path("/proc/meminfo")  # its first line: MemTotal: ... kB
 
@@ -25,7 +25,7 @@ def ranks(number: int, kind: str, boot_ids: str = "a") -> Group:
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_every_rank_is_a_device_of_its_own_speed(kind: str):
-    machine = this_machine(ranks(2, kind), [Speed(3e9, 5e9), Speed(2e9, 4e9)])
+    machine = this_machine(ranks(2, kind), [Rate(3e9, 5e9), Rate(2e9, 4e9)])
     facts_of = attrgetter("name", "kind", "flops_per_s", "memory_bandwidth_bytes_per_s")
     expected = [(f"{kind}0", kind, 3e9, 5e9), (f"{kind}1", kind, 2e9, 4e9)]
     assert list(map(facts_of, machine.devices)) == expected
@@ -37,7 +37,7 @@ def test_the_layers_of_a_profiled_model_take_the_measured_time():
     conv = Layer("conv", (), 0, Cost(4e9, 1e6), Cost(8e9, 2e6))
     fc = Layer("fc", (), 0, Cost(1e6, 2e9), Cost(2e6, 6e9))
     workload = Workload("two", 1, (conv, fc), (1, 0), 0)
-    machine = this_machine(ranks(1, "cpu"), [Speed.of(workload, 1.5)])
+    machine = this_machine(ranks(1, "cpu"), [speed_of(workload, 1.5)])
     rate = Roofline.of(machine).rates[compute_lane("cpu0")]
     parts = [conv.forward, conv.backward, fc.forward, fc.backward]
     assert sum(map(rate.work_s, parts)) == pytest.approx(1.5)
@@ -51,7 +51,7 @@ def test_the_layers_of_a_profiled_model_take_the_measured_time():
     ],
 )
 def test_ranks_of_one_kernel_are_on_one_host(boot_ids: str, hosts: list[str]):
-    machine = this_machine(ranks(4, "cpu", boot_ids), [Speed(1e9, 1e9)] * 4)
+    machine = this_machine(ranks(4, "cpu", boot_ids), [Rate(1e9, 1e9)] * 4)
     assert [device.host for device in machine.devices] == hosts
     assert [host.name for host in machine.hosts] == sorted(set(hosts))
 
@@ -60,7 +60,7 @@ def test_ranks_in_different_containers_share_no_host():
     group = ranks(2, "cpu")
     one, other = group.members
     apart = replace(group, members=(one, other._replace(pid_namespace="other")))
-    machine = this_machine(apart, [Speed(1e9, 1e9)] * 2)
+    machine = this_machine(apart, [Rate(1e9, 1e9)] * 2)
     assert [device.host for device in machine.devices] == ["host0", "host1"]
 
 

@@ -11,18 +11,19 @@ must not encode sums, each rank sends its whole encoded piece to all other ranks
 adds the pieces of all n ranks (exchange/encoded_pieces.py).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import LinearTime
-from paceline.core.machine import CodecSpeed, Device, Station, codec_speed
+from paceline.core.machine import CodecSpeed, Station, codec_speed
 from paceline.core.plan import Cost, Kind, Resource, Task, TaskId
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
-from paceline.core.workload import Workload
+from paceline.core.workload import Layer
 
 
 def encoded_s(
@@ -80,11 +81,28 @@ class Coding:
     chosen: bool
 
     @classmethod
-    def by(cls, codec: str, stations: Mapping[int, Station]) -> "Coding":
+    def of(
+        cls,
+        codec: str | None,
+        stations: Mapping[int, Station],
+        layers: Iterable[Layer] = (),
+        element_sizes: Collection[int] = (),
+    ) -> "Coding | None":
         """Return the coding for workers that encode on `stations`, a device or host per worker.
 
-        Raises InvalidInput if the codec's encoded size or a station's codec speed is unknown.
+        Returns None without a codec. Raises InvalidInput if the codec's encoded size or a station's
+        codec speed is unknown, and for gradients of `layers` whose element sizes are not in
+        `element_sizes`.
         """
+        if codec is None:
+            return None
+        for layer in layers:
+            for parameter in layer.parameters:
+                if parameter.element_size not in element_sizes:
+                    bits = 8 * parameter.element_size
+                    problem = f"cannot encode gradients of {bits} bits, as in layer {layer.name}"
+                    hint = "train in float32 or without a codec"
+                    raise InvalidInput("codec", problem, hint=hint)
         known = wire_format(codec)
         speeds = [codec_speed(station, known) for station in stations.values()]
         slowest = CodecSpeed(
@@ -171,71 +189,30 @@ class Collective:
         if self.coders:
             coder = self.coders[number]
             for piece in self.pieces:
-                own = self._id(step, Kind.ENCODE, piece, coder.worker)
+                own = TaskId(step, Kind.ENCODE, piece.part, coder.worker, self.sub_batch)
                 yield Task(own, coder.encode_on, piece.encode, (ready,))
 
     def tasks(
         self, step: int, ready: Sequence[TaskId], last: tuple[TaskId, ...] = ()
-    ) -> Iterator[Task]:
+    ) -> Generator[Task, None, tuple[TaskId, dict[int, TaskId]]]:
         """Yield the transfers, each followed by its decoding tasks.
 
         The first transfer starts after the tasks `last`, each later transfer after the previous
         one. A transfer also waits for all ranks' encoding of its piece or, without a codec, for the
-        tasks `ready`.
+        tasks `ready`. Returns the last transfer, and the last decoding task of each of `coders`, by
+        index.
         """
         before = tuple(dict.fromkeys(ready))
-        decoded: tuple[tuple[TaskId, ...], ...] = ((),) * len(self.coders)
+        decoded = dict[int, TaskId]()
         for piece in self.pieces:
-            sent = self._id(step, self.kind, piece)
+            own = partial(TaskId, step, part=piece.part, sub_batch=self.sub_batch)
             if self.coders:
-                before = self._ids(step, Kind.ENCODE, piece)
+                before = tuple(own(Kind.ENCODE, worker=coder.worker) for coder in self.coders)
+            sent = own(self.kind)
             yield Task(sent, *piece.transfer, (*last, *before))
             last = (sent,)
-            ids = self._ids(step, Kind.DECODE, piece)
-            for own, coder, earlier in zip(ids, self.coders, decoded, strict=True):
-                yield Task(own, coder.decode_on, piece.decode, (sent, *earlier))
-            decoded = tuple((own,) for own in ids)
-
-    def _id(
-        self, step: int, kind: Kind, piece: CollectivePiece, worker: int | None = None
-    ) -> TaskId:
-        return TaskId(step, kind, piece.part, worker, self.sub_batch)
-
-    def _ids(self, step: int, kind: Kind, piece: CollectivePiece) -> tuple[TaskId, ...]:
-        return tuple(self._id(step, kind, piece, coder.worker) for coder in self.coders)
-
-    def sent(self, step: int) -> TaskId:
-        """Return the id of the task that sends the last piece in training step `step`."""
-        return self._id(step, self.kind, self.pieces[-1])
-
-    def result(self, step: int, number: int) -> TaskId:
-        """Return the task after which the rank of `coders[number]` has the result."""
-        if not self.coders:
-            return self.sent(step)
-        return self._id(step, Kind.DECODE, self.pieces[-1], self.coders[number].worker)
-
-
-def coding_of(
-    codec: str | None,
-    workload: Workload,
-    devices: Sequence[Device],
-    element_sizes: Collection[int],
-) -> Coding | None:
-    """Return the coding of workers on `devices`; None without a codec.
-
-    Raises InvalidInput for gradients whose element sizes the codec does not support.
-    """
-    if codec is None:
-        return None
-    check_encodable(workload, element_sizes)
-    return Coding.by(codec, dict(enumerate(devices)))
-
-
-def check_encodable(workload: Workload, element_sizes: Collection[int]) -> None:
-    """Raise InvalidInput for gradients whose element sizes the codec does not support."""
-    for layer in workload.layers:
-        for parameter in layer.parameters:
-            if parameter.element_size not in element_sizes:
-                bits = 8 * parameter.element_size
-                problem = f"cannot encode gradients of {bits} bits, as in layer {layer.name}"
-                raise InvalidInput("codec", problem, hint="train in float32 or without a codec")
+            for number, coder in enumerate(self.coders):
+                earlier = (decoded[number],) if number in decoded else ()
+                decoded[number] = own(Kind.DECODE, worker=coder.worker)
+                yield Task(decoded[number], coder.decode_on, piece.decode, (sent, *earlier))
+        return sent, decoded

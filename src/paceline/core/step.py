@@ -13,10 +13,9 @@ gradients itself, and reads the result in host memory.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from paceline.core.chunks import chunks
 from paceline.core.cost import compute_lane, copy_lanes, core_lanes, exchange_lane, update_cost
@@ -78,16 +77,9 @@ class ComputeStep:
         return Task(TaskId(step, Kind.STEP, "", worker), on, self.update, after)
 
 
-class Between(Protocol):
-    """The exchange of a chunk's sums between hosts."""
-
-    def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks of the exchange between hosts, which start after the task `summed`."""
-        ...
-
-    def result(self, step: int, place: int) -> TaskId:
-        """Return the task after which the host with index `place` has the sum over all hosts."""
-        ...
+# Yields the tasks of the exchange of a chunk's sums between hosts, given the step and the task that
+# sums the chunk on each host. Returns, for each host, the task after which it has the whole sum.
+Between = Callable[[int, TaskId], Generator[Task, None, Sequence[TaskId]]]
 
 
 @dataclass(frozen=True)
@@ -110,28 +102,24 @@ class ChunkExchange:
     places: tuple[int, ...]
     h2d: tuple[Transfer | None, ...]
 
-    def tasks(self, step: int) -> Iterator[Task]:
-        """Yield the tasks after the copies to the hosts: sum, exchange, and copies to GPUs."""
+    def tasks(self, step: int) -> Generator[Task, None, list[TaskId]]:
+        """Yield the tasks after the copies to the hosts: sum, exchange, and copies to GPUs.
+
+        Returns, for each worker, the task after which it has the chunk's summed gradients.
+        """
         after = tuple(TaskId(step, Kind.D2H, self.chunk, i) for i in range(len(self.d2h)))
         summed = TaskId(step, Kind.REDUCE, self.chunk)
         yield Task(summed, *self.reduce, after)
+        results = [summed] * len(self.places)
         if self.between is not None:
-            yield from self.between.tasks(step, summed)
+            on_hosts = yield from self.between(step, summed)
+            results = [on_hosts[place] for place in self.places]
         for worker, h2d in enumerate(self.h2d):
             if h2d is not None:
-                yield Task(self.result(step, worker), *h2d, (self._summed(step, worker),))
-
-    def result(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker has the chunk's summed gradients."""
-        if self.h2d[worker] is not None:
-            return TaskId(step, Kind.H2D, self.chunk, worker)
-        return self._summed(step, worker)
-
-    def _summed(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker's host has the sum over all hosts."""
-        if self.between is None:
-            return TaskId(step, Kind.REDUCE, self.chunk)
-        return self.between.result(step, self.places[worker])
+                copied = TaskId(step, Kind.H2D, self.chunk, worker)
+                yield Task(copied, *h2d, (results[worker],))
+                results[worker] = copied
+        return results
 
 
 @dataclass(frozen=True)
@@ -156,11 +144,13 @@ class HostStep:
                 # The copy follows its layer in the plan, because a backward hook starts the copy.
                 copied = TaskId(step, Kind.D2H, exchange.chunk, worker)
                 yield Task(copied, *exchange.d2h[worker], (task.id,))
+        summed = []
         for exchange in self.exchanges:
-            yield from exchange.tasks(step)
+            results = yield from exchange.tasks(step)
+            summed.append(results)
         for worker in self.compute.workers:
-            results = [exchange.result(step, worker) for exchange in self.exchanges]
-            after = (*results, self.compute.after_backward(step, worker))
+            of_worker = [results[worker] for results in summed]
+            after = (*of_worker, self.compute.after_backward(step, worker))
             yield self.compute.step_task(step, worker, after)
 
 
@@ -198,11 +188,11 @@ class HostMemory:
         # Hosts sum concurrently, and a host of n ranks reads n gradients and writes one: so the
         # host with the most ranks determines the time.
         most = max(self.num_ranks.values())
-        copies_of = [self.copies(device) for device in self.devices]
         for i, numbers in enumerate(chunks(len(ready), size)):
             layers = [ready[number] for number in numbers]
             nbytes = sum(layer.gradient_nbytes for layer in layers)
-            d2h, h2d = zip(*(copies(nbytes) for copies in copies_of), strict=True)
+            copies = (self.copies(device, nbytes) for device in self.devices)
+            d2h, h2d = zip(*copies, strict=True)
             made.append(
                 ChunkExchange(
                     chunk=str(i),
@@ -217,25 +207,20 @@ class HostMemory:
             )
         return tuple(made)
 
-    def copies(self, device: Device) -> Callable[[int], tuple[Transfer, Transfer | None]]:
-        """Return a function that plans the copies of `device` to and from its host.
+    def copies(self, device: Device, nbytes: int) -> tuple[Transfer, Transfer | None]:
+        """Return the copy of `nbytes` from `device` to its host, and the copy back.
 
-        Its argument is the number of bytes. It returns the copy to the host, and the copy back; for
-        a CPU device, the copy back is None.
+        For a CPU device, the copy back is None.
         """
         host = self.machine.host_of(device)
         if device.kind == DeviceKind.CPU:
             # Copies read and write each byte; a host's ranks share its memory bandwidth.
-            lanes, times = copy_lanes(device), 2 * self.num_ranks[host.name]
-            return lambda nbytes: (Transfer(lanes, Cost(nbytes=times * nbytes)), None)
+            traffic = 2 * self.num_ranks[host.name] * nbytes
+            return Transfer(copy_lanes(device), Cost(nbytes=traffic)), None
         there = Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host))
         back = Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device))
-
-        def copies(nbytes: int) -> tuple[Transfer, Transfer]:
-            cost = Cost(nbytes=nbytes, num_calls=1)
-            return Transfer(there, cost), Transfer(back, cost)
-
-        return copies
+        cost = Cost(nbytes=nbytes, num_calls=1)
+        return Transfer(there, cost), Transfer(back, cost)
 
     def _held_by_sums(self) -> tuple[Resource, ...]:
         on: list[Resource] = [Resource(host.name, Lane.REDUCE) for host in self.hosts]

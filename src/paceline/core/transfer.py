@@ -1,13 +1,13 @@
 """Plan transfers: messages, ring all-reduces, and hierarchical exchanges between hosts."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from paceline.core.cost import core_lanes, exchange_lane, link_lane, lone_core, message_lane
+from paceline.core.cost import core_lanes, exchange_lane, link_lane
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station
 from paceline.core.network import Hop
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
@@ -24,39 +24,6 @@ class Transfer(NamedTuple):
 def lanes_of(route: Sequence[Hop]) -> tuple[Resource, ...]:
     """Return the resources that a message on a route holds, one for each hop."""
     return tuple(link_lane(hop.source, hop.target) for hop in route)
-
-
-def handling(one: Host, other: Host, nbytes: int) -> tuple[Transfer, ...]:
-    """Return the CPU work of a message between hosts: the sender's, then the receiver's.
-
-    Only hosts with `message_bytes_per_s` have such work. Empty for a message within a host:
-    `message_lanes` returns the resources of such a message.
-    """
-    return tuple(
-        Transfer((message_lane(host), *lone_core(host)), Cost(nbytes=nbytes))
-        for host in (one, other)
-        if one != other and host.message_bytes_per_s is not None
-    )
-
-
-def message_lanes(one: Host, other: Host) -> tuple[Resource, ...]:
-    """Return the resources that a message within a host holds in addition to its link.
-
-    Empty for a message between hosts: `handling` returns the CPU work of such a message.
-    """
-    return (message_lane(one), *lone_core(one)) if one == other else ()
-
-
-def message_tasks(
-    sent: TaskId, ways: Sequence[Transfer], after: tuple[TaskId, ...]
-) -> tuple[Task, ...]:
-    """Return the tasks of a message, which has arrived when all of these tasks are done.
-
-    `ways`: first the transfer, whose task gets the identity `sent`; then the results of `handling`.
-    """
-    handled = (sent._replace(part=f"{sent.part} on {on[0].owner}") for on, _ in ways[1:])
-    ids = (sent, *handled)
-    return tuple(Task(own, on, cost, after) for own, (on, cost) in zip(ids, ways, strict=True))
 
 
 _Pace = tuple[float, float]  # a route's latency, and its slowest hop's seconds per byte
@@ -232,18 +199,17 @@ class Shares:
     servers: bool
     num_servers: int
 
-    def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        """Yield the tasks that sum the chunk, let any servers update, and return the result."""
+    def tasks(self, step: int, summed: TaskId) -> Generator[Task, None, list[TaskId]]:
+        """Yield the tasks that sum the chunk, let any servers update, and return the result.
+
+        Returns, for each host, the last task.
+        """
         before = summed
         for kind, part, on, cost in self._stages:
             task = Task(TaskId(step, kind, f"{self.chunk}.{part}"), on, cost, (before,))
             yield task
             before = task.id
-
-    def result(self, step: int, place: int) -> TaskId:
-        """Return the task after which all hosts have the result."""
-        kind, part = (Kind.SEND, "in0") if self.levels else (Kind.REDUCE, "update")
-        return TaskId(step, kind, f"{self.chunk}.{part}")
+        return [before] * len(self.hosts)
 
     @cached_property
     def _stages(self) -> list[tuple[Kind, str, tuple[Resource, ...], Cost]]:

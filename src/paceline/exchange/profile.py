@@ -31,7 +31,7 @@ from paceline.exchange.step import train_step
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.measure import timing
-from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.this_machine import speed_of, this_machine
 from paceline.measure.timing import CoreTime, Rounds, lost_beside, rounds_of_all, unrest_of
 from paceline.record.recorder import Recorder
 from paceline.training.models.paced import QUEUED_S
@@ -168,7 +168,7 @@ def _of_ranks(
     rows = group.gather([[kind.value, part, seconds] for (kind, part), seconds in parts.items()])
     measured = [[(Kind(kind), part, seconds) for kind, part, seconds in row] for row in rows]
     layers_s = [sum(seconds for kind, _, seconds in row if kind in _LAYERS) for row in measured]
-    machine = this_machine(group, [Speed.of(workload, seconds) for seconds in layers_s])
+    machine = this_machine(group, [speed_of(workload, seconds) for seconds in layers_s])
     durations = {
         PriceKey(device.name, kind, part): seconds
         for device, row in zip(machine.devices, measured, strict=True)

@@ -26,7 +26,7 @@ from paceline.links.devices import device_of
 from paceline.links.group import boot_id
 from paceline.measure import timing
 from paceline.measure.devices import codec_speed, copy_speed
-from paceline.measure.this_machine import Speed, device_here, host_here
+from paceline.measure.this_machine import device_here, host_here, speed_of
 from paceline.measure.timing import MIN_SECONDS, CoreTime, lost_beside
 
 # Upper limit of times: a century.
@@ -253,7 +253,7 @@ class ProfiledDevices:
 def _device(workload: Workload, name: str, one: DeviceProfile, host: str) -> Device:
     computing = (Kind.FORWARD, Kind.BACKWARD)
     seconds = sum(seconds for kind, _, seconds in one.seconds if kind in computing)
-    speed = Speed.of(workload, max(seconds, MIN_SECONDS))
+    speed = speed_of(workload, max(seconds, MIN_SECONDS))
     codecs = {
         kernel: CodecSpeed(encode_values_per_s=encode, decode_values_per_s=decode)
         for kernel, (encode, decode) in one.codecs.items()

@@ -3,13 +3,13 @@
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.core.cost import Rate
 from paceline.core.losses import Losses
 from paceline.core.machine import Device, DeviceKind, Host, Machine
 from paceline.core.workload import Cost, Workload
@@ -23,31 +23,22 @@ UNLIMITED_BYTES_PER_S = 1e18
 _PROFILED = "measured by the profile of this run"
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The speed that the layers of the profiled model reached on a device."""
+def speed_of(workload: Workload, seconds: float) -> Rate:
+    """Return the rate at which forward and backward passes of all layers take `seconds`.
 
-    flops_per_s: float
-    nbytes_per_s: float
-
-    @classmethod
-    def of(cls, workload: Workload, seconds: float) -> "Speed":
-        """Return the speed at which forward and backward passes of all layers take `seconds`.
-
-        Arithmetic limits some layers and memory traffic limits others, so both rates are higher
-        than total flops / `seconds` and total bytes / `seconds`.
-        """
-        parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
-        whole = sum(parts, Cost())
-        share = sum(
-            max(part.flops / (whole.flops or 1), part.nbytes / (whole.nbytes or 1))
-            for part in parts
-        )
-        pace = share / seconds
-        return cls((whole.flops or 1) * pace, (whole.nbytes or 1) * pace)
+    Arithmetic limits some layers and memory traffic limits others, so both speeds are higher
+    than total flops / `seconds` and total bytes / `seconds`.
+    """
+    parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
+    whole = sum(parts, Cost())
+    share = sum(
+        max(part.flops / (whole.flops or 1), part.nbytes / (whole.nbytes or 1)) for part in parts
+    )
+    pace = share / seconds
+    return Rate((whole.flops or 1) * pace, (whole.nbytes or 1) * pace)
 
 
-def this_machine(group: Group, speeds: Sequence[Speed]) -> Machine:
+def this_machine(group: Group, speeds: Sequence[Rate]) -> Machine:
     """Return a machine with a device per rank and a host per container, but without links.
 
     Containers count as hosts, because their ranks do not share memory. A strategy's `calibrate`
@@ -88,7 +79,7 @@ def host_here(
 
 
 def device_here(
-    name: str, host: str, kind: DeviceKind, speed: Speed, source: str, **more: Any
+    name: str, host: str, kind: DeviceKind, speed: Rate, source: str, **more: Any
 ) -> Device:
     """Return a device of this computer; `more`: other fields of the device."""
     return Device(

@@ -11,9 +11,9 @@ from itertools import chain
 
 from paceline.core.after_backward import AfterBackward, after_backward
 from paceline.core.compare import Breakdown, breakdown
-from paceline.core.cost import CostModel, Slowed, compute_lane
+from paceline.core.cost import CostModel, Slowed
 from paceline.core.machine import Device, DeviceKind, Machine
-from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan
+from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan, Resource
 from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_period
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
@@ -24,8 +24,6 @@ _SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks: such st
 _FEWEST_PERIODS = 3  # fewest simulated periods of local steps; the first and last are not typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
 _MANY_TASKS = 8_000  # if a step has more tasks, only _SHORT_WINDOW steps are simulated
-_COPY_ENGINES = frozenset({Lane.D2H, Lane.H2D})
-_COPY, _EXCHANGE = "copy", "exchange"
 
 
 @dataclass(frozen=True)
@@ -165,33 +163,23 @@ def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> t
     `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
     a GPU, sums in the host's memory are not exchanges.
     """
-    lane = compute_lane(device.name)
-    computing = union(one for one in timeline.tracks.get(lane, ()) if one.kind in COMPUTE)
-    own_tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
-    kinds: dict[int, str] = {}  # cache, by id(span.on); many spans share one `on`
-    spans: dict[str, list[Span]] = {_COPY: [], _EXCHANGE: list(shared), "": []}
-    for one in chain.from_iterable(own_tracks):
+    engines = {Resource(device.name, lane) for lane in (Lane.D2H, Lane.H2D)}
+    tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)
+    own, copies, exchanges = list[Span](), list[Span](), list(shared)
+    for one in chain.from_iterable(tracks):
         if one.kind in COMPUTE:
-            continue
-        kind = kinds.get(id(one.on))
-        if kind is None:
-            kind = kinds[id(one.on)] = _kind_of(one, device)
-        spans[kind].append(one)
+            own.append(one)
+        elif not engines.isdisjoint(one.on):
+            copies.append(one)
+        elif device.kind != DeviceKind.GPU or all(on.lane is not Lane.REDUCE for on in one.on):
+            exchanges.append(one)
+    computing = union(own)
     whole = length(computing)
     if not whole:
         return 0.0, 0.0
-    exchanges = spans[_EXCHANGE]
     exchanged = length(intersection(computing, union(exchanges)))
-    either = length(intersection(computing, union([*exchanges, *spans[_COPY]])))
+    either = length(intersection(computing, union([*exchanges, *copies])))
     return exchanged / whole, (either - exchanged) / whole
-
-
-def _kind_of(span: Span, device: Device) -> str:
-    """Return whether a device's span is a copy, an exchange, or neither ("")."""
-    if any(on.owner == device.name and on.lane in _COPY_ENGINES for on in span.on):
-        return _COPY
-    is_summed = device.kind == DeviceKind.GPU and any(on.lane is Lane.REDUCE for on in span.on)
-    return "" if is_summed else _EXCHANGE
 
 
 def _inner_periods(timeline: Timeline, num_periods: int) -> Timeline:

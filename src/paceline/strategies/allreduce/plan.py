@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.core.collective import Collective, coding_of
+from paceline.core.collective import Coding, Collective
 from paceline.core.cost import compute_lane
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
@@ -71,7 +71,7 @@ def plan(workload: Workload, machine: Machine, config: AllReduce, window: Window
     exchanges: _Exchanges = ()
     if config.workers > 1:
         ring = Ring.at_once(machine, devices, [compute_lane(device.name) for device in devices])
-        coding = coding_of(config.codec, workload, devices, _ENCODABLE)
+        coding = Coding.of(config.codec, dict(enumerate(devices)), workload.layers, _ENCODABLE)
         parts = buckets(workload.in_backward_order, config.bucket_mb)
         exchanges = tuple(
             (b, Collective.over(ring, Kind.REDUCE, str(i), b.nbytes, b.num_values, coding))
@@ -107,12 +107,13 @@ def _step_tasks(compute: ComputeStep, exchanges: _Exchanges, step: int) -> Itera
                 # DistributedDataParallel encodes a bucket in the hook of its last gradient.
                 for exchange in completed.get(task.part, ()):
                     yield from exchange.encodes(step, worker, task.id)
-    last: tuple[TaskId, ...] = ()
+    last, decoded = tuple[TaskId, ...](), list[dict[int, TaskId]]()
     for bucket, exchange in exchanges:
         ready = [TaskId(step, Kind.BACKWARD, bucket.last_layer, w) for w in compute.workers]
-        yield from exchange.tasks(step, ready, last)
-        last = (exchange.sent(step),)
+        sent, results = yield from exchange.tasks(step, ready, last)
+        last = (sent,)
+        decoded.append(results)
     for worker in compute.workers:
-        decoded = [one.result(step, worker) for _, one in exchanges if one.coders]
-        after = (*last, *decoded, compute.after_backward(step, worker))
+        own = [results[worker] for results in decoded if results]
+        after = (*last, *own, compute.after_backward(step, worker))
         yield compute.step_task(step, worker, after)

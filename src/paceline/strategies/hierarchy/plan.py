@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Plan
-from paceline.core.step import ChunkExchange, ComputeStep, HostMemory, HostStep
+from paceline.core.step import Between, ChunkExchange, ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Shares, rings
 from paceline.core.workload import Layer, Workload, replica_nbytes
@@ -50,9 +50,9 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
             problem = f"cannot be set on {machine.name}, whose network has several levels of groups"
             raise InvalidInput("servers", problem, hint="omit it")
 
-        def between(chunk: str, layers: Sequence[Layer]) -> Shares:
+        def between(chunk: str, layers: Sequence[Layer]) -> Between:
             nbytes = sum(layer.gradient_nbytes for layer in layers)
-            return Shares(chunk, nbytes, levels, memory.hosts, has_servers, num_servers)
+            return Shares(chunk, nbytes, levels, memory.hosts, has_servers, num_servers).tasks
 
         used = between if levels or has_servers else None
         exchanges = memory.exchanges(workload, config.chunk, used)

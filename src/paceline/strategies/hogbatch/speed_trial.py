@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from paceline.core.cost import Rate
 from paceline.core.link_fit import LinearTime, linked
 from paceline.core.losses import Losses
 from paceline.core.machine import DeviceKind, Machine
 from paceline.core.plan import Plan, Task
 from paceline.core.workload import Workload
-from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, Speed, device_here, host_here
+from paceline.measure.this_machine import UNLIMITED_BYTES_PER_S, device_here, host_here
 from paceline.strategies.hogbatch.config import Hogbatch
 from paceline.strategies.hogbatch.messages import SpeedTrial
 from paceline.strategies.hogbatch.plan import HOST, BatchCosts, BatchTasks, PricedWorkers, computed
@@ -41,7 +42,7 @@ def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
     host, devices = host_here(HOST, _SOURCE, cores=cores), []
     for one in trials:
         flops_per_s, latency_s = _rate(workload, one)
-        speed = Speed(flops_per_s, UNLIMITED_BYTES_PER_S)
+        speed = Rate(flops_per_s, UNLIMITED_BYTES_PER_S)
         own = one.spec.name(one.number), HOST, one.spec.kind, speed, _SOURCE
         devices.append(device_here(*own, call_latency_s=latency_s))
     machine = Machine(

@@ -11,16 +11,15 @@ this worker is a GPU, the host's CPU does.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from paceline.core import link_fit
-from paceline.core.collective import Coding, Collective, check_encodable
+from paceline.core.collective import Coding, Collective
 from paceline.core.cost import core_lanes
 from paceline.core.machine import DeviceKind, Machine, Station
 from paceline.core.plan import Kind, Plan, Task, TaskId
-from paceline.core.step import ChunkExchange, ComputeStep, HostMemory, HostStep
+from paceline.core.step import Between, ChunkExchange, ComputeStep, HostMemory, HostStep
 from paceline.core.strategy import Window
 from paceline.core.transfer import Ring, waiting
 from paceline.core.workload import Layer, Workload, replica_nbytes
@@ -60,39 +59,31 @@ def memory(workload: Workload, machine: Machine, config: HostReduce) -> Mapping[
     return needed
 
 
-class _BetweenHosts(NamedTuple):
-    """The tasks of a chunk's all-reduce between hosts, in a ring."""
-
-    ring: Collective
-
-    def tasks(self, step: int, summed: TaskId) -> Iterator[Task]:
-        for number in range(len(self.ring.coders)):
-            yield from self.ring.encodes(step, number, summed)
-        yield from self.ring.tasks(step, [summed])
-
-    def result(self, step: int, place: int) -> TaskId:
-        return self.ring.result(step, place)
-
-
 def _between_hosts(
     workload: Workload, memory: HostMemory, config: HostReduce
-) -> Callable[[str, Sequence[Layer]], _BetweenHosts]:
-    machine, coding = memory.machine, None
+) -> Callable[[str, Sequence[Layer]], Between]:
+    """Return a function that plans a chunk's all-reduce between hosts, in a ring."""
+    machine, stations = memory.machine, dict[str, tuple[int, Station]]()
     ring = Ring.over(machine, memory.hosts, core_lanes(memory.devices))
     ring = replace(ring, held=ring.held + waiting(memory.devices))
-    if config.codec is not None:
-        # The sums are in host memory, so if a host's first worker is a GPU, the host's CPU encodes.
-        stations: dict[str, tuple[int, Station]] = {}
-        for worker, device in enumerate(memory.devices):
-            station = device if device.kind == DeviceKind.CPU else machine.host_of(device)
-            stations.setdefault(device.host, (worker, station))
-        coding = Coding.by(config.codec, dict(stations.values()))
-        check_encodable(workload, _ENCODABLE)
+    # The sums are in host memory, so if a host's first worker is a GPU, the host's CPU encodes.
+    for worker, device in enumerate(memory.devices):
+        station = device if device.kind == DeviceKind.CPU else machine.host_of(device)
+        stations.setdefault(device.host, (worker, station))
+    coding = Coding.of(config.codec, dict(stations.values()), workload.layers, _ENCODABLE)
 
-    def between(chunk: str, layers: Sequence[Layer]) -> _BetweenHosts:
+    def between(chunk: str, layers: Sequence[Layer]) -> Between:
         nbytes = sum(layer.gradient_nbytes for layer in layers)
         count = sum(layer.num_parameters for layer in layers)
-        return _BetweenHosts(Collective.over(ring, Kind.SEND, chunk, nbytes, count, coding))
+        exchange = Collective.over(ring, Kind.SEND, chunk, nbytes, count, coding)
+
+        def tasks(step: int, summed: TaskId) -> Generator[Task, None, list[TaskId]]:
+            for number in range(len(exchange.coders)):
+                yield from exchange.encodes(step, number, summed)
+            sent, decoded = yield from exchange.tasks(step, [summed])
+            return [decoded.get(place, sent) for place in range(len(memory.hosts))]
+
+        return tasks
 
     return between
 

@@ -151,7 +151,7 @@ class _Rounds:
             worker: device if device.kind is DeviceKind.CPU else self.machine.host_of(device)
             for worker, device in enumerate(self.devices)
         }
-        coding = None if config.codec is None else Coding.by(config.codec, stations)
+        coding = Coding.of(config.codec, stations)
         return [
             Collective.over(ring, Kind.REDUCE, str(i), _FLOAT32_NBYTES * count, count, coding)
             for i, count in enumerate(self.counts)
@@ -172,15 +172,15 @@ class _Rounds:
                     )
                     if self.exchanges and sent[worker]:
                         yield from self.exchanges[fragment].encodes(number, worker, sent[worker][0])
-                arrived: list[_Ids] = [()] * len(self.devices)
+                decoded = dict[int, TaskId]()
                 if self.exchanges:
                     exchange = self.exchanges[fragment]
                     before = [one for ids in sent for one in ids]
-                    yield from exchange.tasks(number, before, last)
-                    last = (exchange.sent(number),)
-                    arrived = [(exchange.result(number, i),) for i in range(len(self.devices))]
+                    summed, decoded = yield from exchange.tasks(number, before, last)
+                    last = (summed,)
                 for worker in range(len(self.devices)):
-                    work, after = self.work[worker][fragment], (*sent[worker], *arrived[worker])
+                    arrived = (decoded[worker],) if decoded else last
+                    work, after = self.work[worker][fragment], (*sent[worker], *arrived)
                     stepped = (Kind.STEP, work.step), (Kind.H2D, work.h2d)
                     ready[worker] = yield from _chain(number, str(fragment), worker, stepped, after)
 
@@ -214,7 +214,7 @@ class _Rounds:
             trains = steps(overlapped), steps(alone), steps(overlapped + alone)
             copies: tuple[Transfer | None, Transfer | None] = None, None
             if device.kind is DeviceKind.GPU:
-                copies = self.memory.copies(device)(_FLOAT32_NBYTES * count)
+                copies = self.memory.copies(device, _FLOAT32_NBYTES * count)
             work.append(_Work(*trains, self._outer_step(device, count), *copies))
         return work
 

@@ -22,18 +22,18 @@ logits. A row is a sample or, in a language model, a token. During the body's fo
 exchange all targets.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from paceline.core.collective import Coding, Collective, CollectivePiece, coding_of
+from paceline.core.collective import Coding, Collective, CollectivePiece
 from paceline.core.cost import compute_lane
 from paceline.core.cutting import Split
 from paceline.core.machine import Device, Machine
 from paceline.core.plan import Cost, Kind, Plan, Task, TaskId
 from paceline.core.step import ComputeStep
 from paceline.core.strategy import Window
-from paceline.core.transfer import Ring, Transfer
+from paceline.core.transfer import Ring
 from paceline.core.wire_format import Purpose
 from paceline.core.workload import Layer, Workload, kept_nbytes, replica_nbytes, state_nbytes
 from paceline.strategies.subbatch.config import SubBatch
@@ -82,7 +82,8 @@ def plan(workload: Workload, machine: Machine, config: SubBatch, window: Window)
         update = sum(updates, update)
     if workers > 1:
         ring = Ring.over(machine, devices, [compute_lane(device.name) for device in devices])
-        coding = coding_of(config.gradients, parts.body, devices, _GRADIENTS)
+        stations, layers = dict(enumerate(devices)), parts.body.layers
+        coding = Coding.of(config.gradients, stations, layers, _GRADIENTS)
         for layer in parts.body.in_backward_order:
             if layer.parameters:
                 # Without a codec, a message also has a flag for each parameter: whether this worker
@@ -172,8 +173,11 @@ class _SubBatchPlan:
     loss: Collective | None
     waits: bool
 
-    def tasks(self, step: int, computed: list[TaskId]) -> Iterator[Task]:
-        """Yield the sub-batch's tasks; `computed`: tasks that compute the body's activations."""
+    def tasks(self, step: int, computed: list[TaskId]) -> Generator[Task, None, list[TaskId]]:
+        """Yield the sub-batch's tasks; `computed`: tasks that compute the body's activations.
+
+        Returns the tasks after which the workers have the gradients of their bodies' activations.
+        """
         done = list(computed)
         for part in self.parts:
             yield from self._forward(step, part, done)
@@ -181,13 +185,7 @@ class _SubBatchPlan:
             yield from self._exchange(step, self.loss, done)
         for part in reversed(self.parts):
             yield from self._backward(step, part, done)
-
-    def returned(self, step: int, worker: int) -> TaskId:
-        """Return the task after which a worker has the gradients of its body's activations."""
-        first = self.parts[0]
-        if first.returned is not None:
-            return first.returned.result(step, worker)
-        return TaskId(step, Kind.BACKWARD, first.layer, worker, self.number)
+        return done
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
         """Return the tasks that complete a worker's parameter gradients: one per head layer."""
@@ -223,8 +221,8 @@ class _SubBatchPlan:
             yield from self._exchange(step, part.returned, done)
 
     def _exchange(self, step: int, exchange: Collective, done: list[TaskId]) -> Iterator[Task]:
-        yield from exchange.tasks(step, done)
-        done[:] = [exchange.result(step, worker) for worker in range(len(done))]
+        sent, decoded = yield from exchange.tasks(step, done)
+        done[:] = [decoded.get(worker, sent) for worker in range(len(done))]
 
     def _gradients(self, step: int, part: _LayerPass, worker: int, number: int) -> TaskId:
         label = part.layer if part.work.backward_weight is None else weights_of(part.layer)
@@ -239,8 +237,9 @@ def _sub_batches(
     updates_each = config.updates == "sub-batch"
     there, back = None, None
     if workers > 1:
-        there = coding_of(config.activations, parts.head, devices, _FLOAT32)
-        back = coding_of(config.activation_gradients, parts.head, devices, _FLOAT32)
+        stations = dict(enumerate(devices))
+        there = Coding.of(config.activations, stations, parts.head.layers, _FLOAT32)
+        back = Coding.of(config.activation_gradients, stations, parts.head.layers, _FLOAT32)
     matrix = matrix_of(parts.head.layers[-1])
     element_size = 4 if matrix is None else max(4, matrix.element_size)
     loss_nbytes = _LOSS_VALUES * element_size * rows_per_sample(parts)  # per sample
@@ -283,9 +282,7 @@ def _exchange(
     values = round(nbytes / 4)
     if coding is not None:
         nbytes = coding.wire_format.nbytes(values)
-    # An all-gather or a reduce-scatter is half of an all-reduce: half of its bytes and calls.
-    on, whole = ring.reduction(workers * nbytes)
-    transfer = Transfer(on, Cost(nbytes=whole.nbytes / 2, num_calls=whole.num_calls // 2))
+    transfer = ring.gathering(nbytes)  # a reduce-scatter takes as long as an all-gather
     if coding is None or coding.speed.is_within_links:
         return Collective(kind, (CollectivePiece(part, transfer, Cost(), Cost()),), (), number)
     encode = Cost(flops=num_encoded * values, num_calls=1)
@@ -320,23 +317,25 @@ def _step_tasks(
         yield from (task for task in tasks if task.kind is not Kind.BACKWARD)
     if labels is not None:  # targets are sent before the first sub-batch
         yield from labels.tasks(step, [TaskId(step, Kind.LOAD, "", worker) for worker in workers])
-    last = body.layers[-1].name
-    computed = [TaskId(step, Kind.FORWARD, last, worker) for worker in workers]
+    computed = [TaskId(step, Kind.FORWARD, body.layers[-1].name, worker) for worker in workers]
+    returned = []
     for one in passes:
-        yield from one.tasks(step, computed)
+        done = yield from one.tasks(step, computed)
+        returned.append(done)
     for worker, (first, *others) in zip(workers, backward, strict=True):
-        returned = tuple(one.returned(step, worker) for one in passes)
-        for task in (first._replace(after=returned), *others):
+        after = tuple(done[worker] for done in returned)
+        for task in (first._replace(after=after), *others):
             yield task
             if task.part in gradients:
                 yield from gradients[task.part].encodes(step, worker, task.id)
-    sent: tuple[TaskId, ...] = ()
+    last, decoded = tuple[TaskId, ...](), list[dict[int, TaskId]]()
     for layer, exchange in gradients.items():
         ready = [TaskId(step, Kind.BACKWARD, layer, worker) for worker in workers]
-        yield from exchange.tasks(step, ready, sent)
-        sent = (exchange.sent(step),)
+        sent, results = yield from exchange.tasks(step, ready, last)
+        last = (sent,)
+        decoded.append(results)
     for worker in workers:
-        decoded = [one.result(step, worker) for one in gradients.values() if one.coders]
+        averaged = [results[worker] for results in decoded if results]
         own = [task for one in passes for task in one.updated(step, worker)]
-        after = (*sent, *decoded, compute.after_backward(step, worker), *own)
+        after = (*last, *averaged, compute.after_backward(step, worker), *own)
         yield compute.step_task(step, worker, after)._replace(cost=update)

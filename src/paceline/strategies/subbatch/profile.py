@@ -10,7 +10,7 @@ from typing import get_args
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.core.cost import ProfiledCost, Roofline
+from paceline.core.cost import ProfiledCost, Rate, Roofline
 from paceline.core.link_fit import LinearTime, linked_in_ring
 from paceline.core.machine import CodecSpeed, Machine
 from paceline.core.plan import COMPUTE, Kind, PriceKey
@@ -22,7 +22,7 @@ from paceline.exchange.setup import TrainingSetup
 from paceline.links.clock import clock_for
 from paceline.links.devices import random_numbers_restored
 from paceline.links.group import Group
-from paceline.measure.this_machine import Speed, this_machine
+from paceline.measure.this_machine import this_machine
 from paceline.measure.timing import endless, median_durations, num_rounds, unrest_of_traced
 from paceline.record.merge import clock_offset, gather_timeline
 from paceline.record.recorder import Recorder
@@ -31,7 +31,7 @@ from paceline.strategies.subbatch.plan import LABELS, LOSS, plan
 from paceline.strategies.subbatch.trainer import SplitModel, SplitTrainer
 from paceline.training.models.halves import values_restored
 
-ANY_SPEED = Speed(1e9, 1e9)  # arbitrary, because the profile measures every part of a step
+ANY_SPEED = Rate(1e9, 1e9)  # arbitrary, because the profile measures every part of a step
 _NUM_WARM_UP = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 40
 _WITHIN_LINKS = CodecSpeed(encode_values_per_s=float("inf"), decode_values_per_s=float("inf"))

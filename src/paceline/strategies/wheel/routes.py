@@ -8,7 +8,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.machine import Device, DeviceKind, Host, Machine, Station, codec_speed
 from paceline.core.names import not_known
 from paceline.core.plan import Cost, Kind, Lane, Resource, Task, TaskId
-from paceline.core.transfer import Transfer, handling, lanes_of, message_lanes, message_tasks
+from paceline.core.transfer import Transfer, lanes_of
 from paceline.core.wire_format import Purpose, pieces
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, MessageSize
@@ -97,7 +97,11 @@ class Message(NamedTuple):
 
     def _stage(self, stage: RouteStage, after: TaskIds) -> tuple[Task, ...]:
         own = TaskId(self.step, stage.kind, self.part, self.worker)
-        return message_tasks(own, (Transfer(stage.on, stage.cost), *stage.handled), after)
+        tasks = [Task(own, stage.on, stage.cost, after)]
+        for on, cost in stage.handled:
+            handled = own._replace(part=f"{self.part} on {on[0].owner}")
+            tasks.append(Task(handled, on, cost, after))
+        return tuple(tasks)
 
 
 def routes(
@@ -148,8 +152,14 @@ def stages(
         lanes = lanes_of(route)
         if any(hop.link.uses_cores for hop in route):
             lanes += tuple(costs.core_lanes([e for e in (source, target) if isinstance(e, Device)]))
-        on = (*lanes, lane, *message_lanes(one, other))
-        way.append(RouteStage(Kind.SEND, on, cost, handling(one, other, message.nbytes)))
+        on, handled = (*lanes, lane), list[Transfer]()
+        for host in dict.fromkeys((one, other)):  # the sender's cores work, then the receiver's
+            cores = (costs.message_lane(host), *costs.lone_core(host))
+            if one == other:
+                on += cores
+            elif host.message_bytes_per_s is not None:
+                handled.append(Transfer(cores, Cost(nbytes=message.nbytes)))
+        way.append(RouteStage(Kind.SEND, on, cost, tuple(handled)))
     if to_gpu:
         lanes = lanes_of(machine.route(other, target))
         way.append(RouteStage(Kind.H2D, (Resource(target.name, Lane.H2D), *lanes), cost))
