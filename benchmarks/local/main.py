@@ -12,7 +12,7 @@ import steps_to_loss
 import time_to_loss
 
 import uneven
-from figures import Part, Picture
+from figures import Part
 
 PARTS = {
     "elastic, faults": Part(elastic.faults, elastic.text_of_faults),
@@ -31,6 +31,4 @@ PARTS = {
     "loss": Part(loss.measure, loss.text),
     "uneven": Part(uneven.part, uneven.text),
 }
-PICTURES = {
-    "src/paceline/strategies/local/loss_table.toml": Picture(steps_to_loss.loss_table),
-}
+FILES = {"src/paceline/strategies/local/loss_table.toml": steps_to_loss.loss_table}
