@@ -10,16 +10,12 @@ from typing import Any
 DEADLINE_S = 7200.0
 
 
-class CommandFailed(RuntimeError):
-    """A command failed; the message contains its exit code and stderr."""
-
-
 def paceline(
     *words: object, cwd: Path | None = None, hosts: Any = None, deadline_s: float = DEADLINE_S
 ) -> dict[str, Any]:
     """Run a command here or as a rank on each host; return its --json output.
 
-    Deletes the run folder unless --output is given. Raises CommandFailed; RuntimeError on hosts.
+    Deletes the run folder unless --output is given. RuntimeError if the command fails.
     """
     with TemporaryDirectory() as folder:
         output = () if words[0] == "plan" or "--output" in words else ("--output", folder)
@@ -31,6 +27,6 @@ def paceline(
                 command, cwd=cwd, capture_output=True, text=True, timeout=deadline_s, check=False
             )
             if done.returncode:
-                raise CommandFailed(f"paceline {words[0]}: {done.returncode}\n{done.stderr}")
+                raise RuntimeError(f"paceline {words[0]}: {done.returncode}\n{done.stderr}")
             found = done.stdout
     return json.loads(found)

@@ -13,13 +13,6 @@ class Part(NamedTuple):
     title: str = ""
 
 
-class Picture(NamedTuple):
-    """Renders a file, such as an SVG, from the figures of `part` (None: all)."""
-
-    draw: Callable[[Any], str]
-    part: str | None = None
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return the median, the quartiles, and the number of values."""
     low, _, high = quantiles(values if len(values) > 1 else [*values, *values], n=4)

@@ -4,7 +4,7 @@
 
 Without PART, all parts are measured. Other parts keep their figures in result.json, with the facts
 of their machine. --quick runs a few steps to check that everything works, and writes nothing.
---fill measures nothing: it writes the tables of result.json into README.md, and draws pictures.
+--fill measures nothing: it writes the tables of result.json into README.md, and files of `FILES`.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     if unknown := [name for name in given.parts if name not in found.PARTS]:
         parser.error(f"no part is called {unknown[0]!r}; known: {', '.join(found.PARTS)}")
     if given.fill:
-        _fill(folder, found.PARTS, getattr(found, "PICTURES", {}))
+        _fill(folder, found.PARTS, getattr(found, "FILES", {}))
     for name in () if given.fill else given.parts or found.PARTS:
         _measure(folder, found.PARTS, name, quick=given.quick)
 
@@ -82,8 +82,8 @@ def _write(folder: Path, parts: Mapping[str, Any], name: str, figures: Any) -> N
     path.write_text(json.dumps(written, indent=2) + "\n")
 
 
-def _fill(folder: Path, parts: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
-    """Write the tables of result.json between README.md's two marks, and draw the pictures."""
+def _fill(folder: Path, parts: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Write the tables of result.json between README.md's two marks, and the other files."""
     path = folder / "result.json"
     content = json.loads(path.read_text()) if path.exists() else {"figures": {}}
     readme = folder / "README.md"
@@ -91,11 +91,8 @@ def _fill(folder: Path, parts: Mapping[str, Any], pictures: Mapping[str, Any]) -
     if mark:
         after = rest.partition(_END)[2]
         readme.write_text("\n\n".join([before + _BEGIN, *_tables(parts, content), _END]) + after)
-    for place, picture in pictures.items():
-        figures = content["figures"]
-        if picture.part is None or picture.part in figures:
-            drawn = picture.draw(figures if picture.part is None else figures[picture.part])
-            (HERE.parent / place).write_text(drawn)
+    for place, text_of in files.items():
+        (HERE.parent / place).write_text(text_of(content["figures"]))
 
 
 def _tables(parts: Mapping[str, Any], content: Figures) -> Iterator[str]:

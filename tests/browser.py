@@ -1,20 +1,12 @@
-"""Open pages in headless Chromium by Playwright; record load times, messages and requests."""
+"""Open pages in headless Chromium by Playwright; record messages and requests."""
 
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 # The system's Chromium, because Playwright would download another one.
 CHROMIUM = shutil.which("chromium") if find_spec("playwright") else None
-
-
-class Opened(NamedTuple):
-    """Load times of a page, in seconds since its request."""
-
-    first_screen_s: float
-    """Until the first window was filled and painted, its figures drawn."""
-    all_figures_s: float
 
 
 class Browser:
@@ -66,24 +58,22 @@ class Page:
         """Open a file and wait until it is loaded, without its figures; call once."""
         self.shown.goto(path.resolve().as_uri())
 
-    def open(self, path: Path) -> Opened:
-        """Open a file, wait for all figures, and return the load times; call once."""
+    def open(self, path: Path) -> None:
+        """Open a file, and wait until the first window is filled and all figures drawn."""
         self.load(path)
-        filled, every, painted = self.evaluate(_OPENED)
-        return Opened(max(filled, painted) / 1000, every / 1000)
+        self.evaluate("Promise.all([firstScreen, allFigures])")
 
     def close(self) -> None:
         """Close the tab."""
         self._context.close()
 
 
-# Two promises of milliseconds since the page's request. Each checks its condition in every frame,
-# and resolves in the next task.
+# Two promises. Each checks its condition in every frame, and resolves in the next task.
 _WATCH = """
 (() => {
   const when = (shown) => new Promise((resolve) => {
     const look = () => {
-      if (shown()) setTimeout(() => resolve(performance.now()));
+      if (shown()) setTimeout(resolve);
       else requestAnimationFrame(look);
     };
     requestAnimationFrame(look);
@@ -98,9 +88,4 @@ _WATCH = """
   );
   globalThis.allFigures = when(() => read() && figures().every(drawn));
 })()
-"""
-_OPENED = """
-Promise.all([firstScreen, allFigures]).then((both) => [
-  ...both, performance.getEntriesByName("first-contentful-paint")[0].startTime
-])
 """

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from math import log
 from typing import Any, NamedTuple
 
@@ -16,11 +15,10 @@ from paceline.links.group import Group
 from paceline.records.settings import configuration, validated_settings
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.run import HogbatchRunner, start
-from paceline.training.data import load
 from papers.lookalike import covtype_like
 
 _MODEL, _NUM_SAMPLES = "covtype-mlp", 125_000  # a fifth are test samples
-_RACE_MODEL, _NUM_OF_RACE = "mlp-54-256-256-2", 25_000  # smaller, for a hundred runs
+_NUM_OF_RACE = 25_000
 _QUICK_MODEL, _QUICK_DATA = "mlp-64-128-10", "digits"
 
 
@@ -53,67 +51,43 @@ def trained(
     return runner.outcome()
 
 
-class Goal(NamedTuple):
-    """A target test loss, and the maximum number of epochs."""
+class Race(NamedTuple):
+    """A model, its number of classes, a target test loss, and the maximum number of epochs."""
 
+    model: str
+    num_classes: int
     loss: float
     epochs: int
 
 
-def goal_of(quick: bool) -> Goal:
-    """Return the goal of a run to a target loss."""
-    return Goal(0.6, 4) if quick else Goal(0.28, 12)
+_RACE = Race("mlp-54-256-256-2", 2, 0.28, 12)  # a small model, for a hundred runs
+_QUICK_RACE = Race(_QUICK_MODEL, 10, 0.6, 4)
 
 
-def race_settings(quick: bool, **values: Any) -> TrainSettings:
-    """Return the settings of a run to a target loss."""
-    model, data = race(quick)
-    return settings(quick, model=model, data=data, epochs=goal_of(quick).epochs, **values)
+def seconds_to_loss(quick: bool, **values: Any) -> dict[str, float | None]:
+    """Train until the target loss; return the seconds to it, None if it was missed, and samples/s.
 
-
-def race(quick: bool) -> tuple[str, str]:
-    """Return the model and the data of a run to a target loss."""
-    if quick:
-        return _QUICK_MODEL, _QUICK_DATA
-    return _RACE_MODEL, covtype_like(_NUM_OF_RACE)
-
-
-@cache
-def dataset(data: str, seed: int) -> Any:
-    """Load data once."""
-    return load(data, None, seed)
-
-
-def seconds_to(goal: Goal, wanted: TrainSettings) -> dict[str, float | None]:
-    """Train until the goal; return its time, as `reached` does, and the samples/s.
-
-    All values are None if the loss is not finite.
+    The time at which the loss crosses the target is interpolated. All values are None if the loss
+    is not finite.
     """
+    race = _QUICK_RACE if quick else _RACE
+    data = _QUICK_DATA if quick else covtype_like(_NUM_OF_RACE)
+    wanted = settings(quick, model=race.model, data=data, epochs=race.epochs, **values)
     try:
         with runner_of(wanted) as runner:
-            outcome = trained(runner, lambda epoch: epoch.test_loss <= goal.loss)
+            outcome = trained(runner, lambda epoch: epoch.test_loss <= race.loss)
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
-        return {"seconds": None, "epoch_s": None, "samples_per_s": None}
-    tested = [(epoch.seconds, epoch.test_loss) for epoch in outcome.epochs]
-    num_classes = dataset(wanted.data, wanted.seed).num_classes
-    return {**reached(goal, num_classes, tested), "samples_per_s": outcome.samples_per_s}
+        return {"seconds": None, "samples_per_s": None}
+    return {"seconds": _reached(race, outcome.epochs), "samples_per_s": outcome.samples_per_s}
 
 
-def reached(
-    goal: Goal, num_classes: int, tested: Sequence[tuple[float, float]]
-) -> dict[str, float | None]:
-    """Return the seconds to the goal, None if it was missed, and the mean seconds of an epoch.
-
-    `tested`: each epoch's seconds and its final test loss. The time at which the loss crosses the
-    goal is interpolated.
-    """
-    epoch_s = sum(seconds for seconds, _ in tested) / len(tested)
-    began_s, before = 0.0, log(num_classes)
-    for seconds, loss in tested:
-        if loss <= goal.loss:
-            share = (before - goal.loss) / (before - loss)
-            return {"seconds": began_s + seconds * share, "epoch_s": epoch_s}
-        began_s, before = began_s + seconds, loss
-    return {"seconds": None, "epoch_s": epoch_s}
+def _reached(race: Race, epochs: Sequence[Epoch]) -> float | None:
+    began_s, before = 0.0, log(race.num_classes)
+    for epoch in epochs:
+        if epoch.test_loss <= race.loss:
+            share = (before - race.loss) / (before - epoch.test_loss)
+            return began_s + epoch.seconds * share
+        began_s, before = began_s + epoch.seconds, epoch.test_loss
+    return None

@@ -1,6 +1,5 @@
-"""Measure hogbatch with uneven workers: the policies' gains, and public programs beside it."""
+"""Measure hogbatch with uneven workers: the policies' gains."""
 
-import public
 import ratios
 import target
 
@@ -9,5 +8,4 @@ from figures import Part
 PARTS = {
     "ratios": Part(ratios.measure, ratios.text),
     "target": Part(target.measure, target.text),
-    "public": Part(public.measure, public.text),
 }

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any
 
-from cases import goal_of, race_settings, seconds_to
+from cases import seconds_to_loss
 
 from figures import table
 
@@ -58,8 +58,7 @@ def _way(way: dict[str, Any], quick: bool) -> dict[str, Any]:
     rates, seeds = (_RATES[2:3], range(1)) if quick else (_RATES, _SEEDS)
 
     def run(rate: float, seed: int) -> dict[str, float | None]:
-        known = {"learning_rate": rate, "seed": seed, "batch_size": _BATCH}
-        return seconds_to(goal_of(quick), race_settings(quick, **known, **way))
+        return seconds_to_loss(quick, learning_rate=rate, seed=seed, batch_size=_BATCH, **way)
 
     tried = {rate: run(rate, _TUNED) for rate in rates}
     reached = {rate: one["seconds"] for rate, one in tried.items() if one["seconds"] is not None}

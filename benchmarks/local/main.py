@@ -1,4 +1,4 @@
-"""Measure local updates: step speed, time to a loss, and loss by round length.
+"""Measure local updates: time to a loss, loss by round length, and faults.
 
 Two hosts are network namespaces and need root; the parts loss, elastic, 0.1m, 1m and 10m need no
 root. A part of a size and a link, such as "1m 1gbit", needs the figures of part 1m.
@@ -10,10 +10,9 @@ import elastic
 import loss
 import steps_to_loss
 import time_to_loss
-import two_hosts
 
 import uneven
-from figures import Part, Picture
+from figures import Part
 
 PARTS = {
     "elastic, faults": Part(elastic.faults, elastic.text_of_faults),
@@ -29,10 +28,7 @@ PARTS = {
         size: Part(partial(steps_to_loss.measure, case), partial(steps_to_loss.text, size))
         for size, case in steps_to_loss.CASES.items()
     },
-    two_hosts.PART: Part(two_hosts.measure, two_hosts.text),
     "loss": Part(loss.measure, loss.text),
     "uneven": Part(uneven.part, uneven.text),
 }
-PICTURES = {
-    "src/paceline/strategies/local/loss_table.toml": Picture(steps_to_loss.loss_table),
-}
+FILES = {"src/paceline/strategies/local/loss_table.toml": steps_to_loss.loss_table}

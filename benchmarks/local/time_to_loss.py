@@ -31,7 +31,7 @@ def measure(part: str, wire: str, quick: bool) -> dict[str, Any]:
     """Return step times by block, times to the loss, and the planned method."""
     known = _losses(part)
     with TwoHosts(wire) as hosts:
-        blocks = on_hosts(hosts, _HERE, "ways", quick, (part,))["blocks"]
+        blocks = on_hosts(hosts, _HERE, "ways", quick, (part,))
     rows = _rows(known, blocks)
     planned = _planned(part, wire, median(blocks[ALONE]), set(rows))
     return {"blocks": blocks, "num_steps": known["num_steps"], "rows": rows, "planned": planned}

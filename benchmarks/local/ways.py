@@ -1,7 +1,6 @@
 """Time GPT steps on two hosts: without exchange, with gradients, and with local updates.
 
-The first case is a size of `steps_to_loss`, or the built-in gpt-10m, which is measured without
-local updates. The optional second case is the only variant to measure.
+The case is a size of `steps_to_loss`.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,33 +18,25 @@ from paceline.links.group import Group
 from paceline.training.data.batch import Batch
 from steps import Task, Trainee, alone, buckets, ddp, taken
 
-ALONE, BUILT_IN, BATCH_SIZE = "alone", "gpt-10m", 2  # windows of 256 tokens per worker
+ALONE = "alone"
 SYNC_EVERY, DELAY = 5, 1  # steps per round, and steps during an exchange
 _NUM_BLOCKS = 4
-_NUM_STEPS = {BUILT_IN: 2, "0.1m": 10 * SYNC_EVERY, "1m": 3 * SYNC_EVERY, "10m": SYNC_EVERY}
+_NUM_STEPS = {"0.1m": 10 * SYNC_EVERY, "1m": 3 * SYNC_EVERY, "10m": SYNC_EVERY}
 _CODECS = (None, "dynamic8", "dynamic4")
 
 
-def measure(group: Group, quick: bool, case: str, only: str = "") -> dict[str, Any]:
+def measure(group: Group, quick: bool, case: str) -> dict[str, Any]:
     """Return each variant's mean seconds per step, for each of its alternating blocks."""
-    task = _task(case, group)
+    task = _task(case)
     wraps = {ALONE: alone, **buckets((1, 25)), "DDP, fp16 hook": ddp(25, fp16_compress_hook)}
     wraps |= {f"allreduce, {codec}": ddp(25, codec) for codec in _CODECS[1:] if codec}
-    if only:
-        wraps = {only: wraps[only]}
-    others = () if only or case == BUILT_IN else list(_local_updates(task))
     num_steps = min(SYNC_EVERY, _NUM_STEPS[case]) if quick else _NUM_STEPS[case]
     num_blocks = 1 if quick else _NUM_BLOCKS
-    found = taken(task, wraps, group, num_blocks, num_steps, others=others)
-    blocks = {
-        name: [sum(block) / len(block) for block in own] for name, own in found.blocks.items()
-    }
-    return {"blocks": blocks, "tokens": int(task.inputs.numel())}
+    found = taken(task, wraps, group, num_blocks, num_steps, others=_local_updates(task))
+    return {name: [sum(block) / len(block) for block in own] for name, own in found.blocks.items()}
 
 
-def _task(case: str, group: Group) -> Task:
-    if case == BUILT_IN:
-        return Task.synthetic(case, BATCH_SIZE, group.device)
+def _task(case: str) -> Task:
     known = CASES[case]
     recipe = getattr(sized_gpt, known.model)()
     inputs, targets = Batch.of(recipe.samples.__getitems__(range(known.batch_size)))

@@ -11,12 +11,11 @@ from itertools import groupby
 from statistics import mean
 from typing import Any
 
-import pictures
 from cases import CASES, Configuration
 from hosts import TwoHosts
 
 from command import paceline
-from figures import Part, Picture, table
+from figures import Part, table
 
 _DEADLINE_S = 400.0
 _WITHIN = 1.03  # times the best step: counts as a good choice
@@ -101,12 +100,3 @@ def _with_quartiles(row: dict[str, Any]) -> str:
 
 
 PARTS = {name: Part(partial(measure, name), partial(of, name)) for name in CASES}
-PICTURES = {
-    **{
-        f"docs/images/plan-{scene.strategy}.svg": Picture(
-            lambda _, scene=scene: pictures.drawn(scene)
-        )
-        for scene in pictures.SCENES
-    },
-    "docs/images/plan.svg": Picture(lambda _: pictures.terminal()),
-}

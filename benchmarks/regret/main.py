@@ -9,8 +9,7 @@ from typing import Any
 from cell import ALONE, AUTO
 from hosts import TwoHosts, on_hosts
 
-import svg
-from figures import Part, Picture, table
+from figures import Part, table
 from ranks import on_ranks
 
 _HERE = Path(__file__).parent
@@ -30,8 +29,6 @@ _MODELS = (
     ("lstm:Lstm", 16, 128, "32x64"),
 )
 _SLOWDOWNS = (1, 2, 4)
-_LEFT, _WIDTH, _ROW = 130, 760, 60
-_DOT = 'fill="#2b6cb0" fill-opacity="0.5"'
 _TOO_LONG, _INSTEAD = ("alexnet", "100 Mbit/s"), "gpt-1m"  # an exchange takes 20 s
 
 
@@ -122,27 +119,4 @@ def _was_predicted(own: dict[str, Any]) -> bool:
     return min(middle[name] for name in names) <= 1.05 * fastest
 
 
-def draw(figures: dict[str, Any]) -> str:
-    """Draw all regrets as SVG: a dot for each setting, a row for each link."""
-    lines = [svg.opening(_WIDTH, _ROW * len(figures) + 54)]
-    lines.append(svg.text(8, 18, "auto's step, as times the fastest way's"))
-    for number, (link, own) in enumerate(figures.items()):
-        top = 30 + _ROW * number
-        lines.append(svg.text(8, top + 26, link))
-        lines.append(svg.box(_LEFT, top + 20, _place(1.5) - _LEFT, 2, "#ccd3da"))
-        lines += [
-            f'<circle cx="{_place(min(regret, 1.5)):.1f}" cy="{top + 21}" r="6" {_DOT}/>'
-            for regret in map(_regret, own.values())
-        ]
-    base = 42 + _ROW * len(figures)
-    ticks = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
-    lines += [svg.text(_place(tick) - 8, base, f"{tick:.1f}") for tick in ticks]
-    return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def _place(regret: float) -> float:
-    return _LEFT + (regret - 1) * (_WIDTH - _LEFT - 20) / 0.5
-
-
 PARTS = {link: Part(partial(measure, link), partial(text, link)) for link in _LINKS}
-PICTURES = {"docs/images/regret.svg": Picture(draw)}

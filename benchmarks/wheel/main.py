@@ -1,9 +1,8 @@
 """Measure strategy wheel's traffic, and its speed-up on slow networks.
 
-All parts except `epochs` need root, to create two network namespaces.
+All parts need root, to create two network namespaces.
 """
 
-import epochs
 import heads
 import real
 import rehearsed
@@ -16,5 +15,4 @@ PARTS = {
     "rehearsed": Part(rehearsed.measure, rehearsed.text, "Figure 8, rehearsed"),
     "heads": Part(heads.measure, heads.text, "Heads on two hosts, rehearsed"),
     "real": Part(real.measure, real.text, "Real arithmetic"),
-    "epochs": Part(epochs.measure, epochs.text, "Figure 7, on the digits"),
 }

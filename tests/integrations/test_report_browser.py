@@ -9,12 +9,23 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, Browser, Page
-from long_run import write_long_run
-from paceline.records.result import read_run
-from paceline.report import write_report
+from findings import epoch, run_result
+from paceline.core.compare import compare
+from paceline.core.cost import Roofline
+from paceline.core.settings import TrainSettings
+from paceline.core.simulate import simulate
+from paceline.core.strategy import Window
+from paceline.core.timeline import Timeline
+from paceline.planner import forecast, rank
+from paceline.record.trace import write_trace
+from paceline.records.built_in import recorded
+from paceline.records.machine_file import find_machine
+from paceline.records.result import PlanRow, read_run
+from paceline.report import advice, metrics, write_report
+from paceline.strategies import EXCHANGES
 from processes import awaited
 
-STEPS, WORKERS = 1000, 4
+STEPS, WORKERS, BATCH = 1000, 4, 256
 SCREENS = {390: 844, 820: 1180, 1440: 900}  # phone, tablet, desktop
 
 pytestmark = [
@@ -23,10 +34,41 @@ pytestmark = [
 ]
 
 
+def write_long_run(folder: Path) -> None:
+    """Write result.json and trace.json of a simulated run whose steps took 8 % longer."""
+    part = recorded("lenet5", BATCH // WORKERS)
+    machine = find_machine("power8-p100").for_workers(WORKERS)
+    forecasts = rank(
+        forecast(part, machine, strategy, strategy.config(workers=WORKERS), BATCH)
+        for strategy in EXCHANGES.values()
+    )
+    chosen = next(one for one in forecasts if one.strategy == "allreduce")
+    plan = EXCHANGES["allreduce"].planning.plan(part, machine, chosen.config, Window(STEPS))
+    spans = simulate(plan, Roofline.of(machine)).spans
+    measured = Timeline(
+        [one._replace(start_s=1.08 * one.start_s, end_s=1.08 * one.end_s) for one in spans],
+        "measured",
+    )
+    write_trace(folder / "trace.json", (chosen.timeline, measured))
+    result = run_result(
+        settings=TrainSettings(model="made-up", workers=WORKERS, batch_size=BATCH, epochs=20),
+        plans=tuple(map(PlanRow.of, forecasts)),
+        epochs=tuple(epoch(number, 2 / (number + 1)) for number in range(20)),
+        predicted_step_s=chosen.step_s,
+        step_s=measured.typical_step_s(),
+        samples_per_s=BATCH / measured.typical_step_s(),
+        comparison=compare(chosen.timeline, measured),
+        peak_memory_bytes=(2**29,) * WORKERS,
+    )
+    found = advice.findings(metrics.of_run(result, measured))
+    result = result.model_copy(update={"findings": found})
+    (folder / "result.json").write_text(result.model_dump_json())
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long-run")
-    write_long_run(folder, STEPS, WORKERS)
+    write_long_run(folder)
     write_report(folder)
     return folder
 

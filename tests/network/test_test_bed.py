@@ -15,8 +15,8 @@ from faults import told
 from processes import has_ended
 
 BED = Path(__file__).parents[2] / "benchmarks" / "network"
-PROBE = [sys.executable, str(BED / "probe.py")]
 PROGRAMS = Path(__file__).parent / "programs"
+TRANSFER = [sys.executable, str(PROGRAMS / "transfer.py")]
 NBYTES = 5_000_000
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_a_host_ends_with_the_worst_exit_code_of_its_ranks(hosts: TwoHosts) -> N
 def test_counters_hold_every_frame_with_its_headers(can_build: None, rate: str | None) -> None:
     with TwoHosts(rate) as hosts:
         before = hosts.nbytes()
-        hosts.checked([*PROBE, "one", str(NBYTES), "1"])
+        hosts.checked([*TRANSFER, "one", str(NBYTES), "1"])
         after = settled(hosts)
         resent = num_resent(hosts)  # if a busy machine delays acknowledgements
     sender, receiver = (late - early for late, early in zip(after, before, strict=True))
@@ -92,13 +92,13 @@ def test_no_direction_is_faster_than_its_rate(
     can_build: None, way: str, latency: str | None, latency_s: float
 ) -> None:
     with TwoHosts("100mbit", latency) as hosts:
-        (taken,) = json.loads(hosts.checked([*PROBE, way, str(NBYTES), "1"]))
+        (taken,) = json.loads(hosts.checked([*TRANSFER, way, str(NBYTES), "1"]))
     assert taken >= NBYTES / (100e6 / 8) + latency_s
 
 
 def test_latency_delays_both_directions(can_build: None) -> None:
     with TwoHosts("1gbit", "5ms") as hosts:
-        found = hosts.checked([*PROBE, "one", "1", "3"])
+        found = hosts.checked([*TRANSFER, "one", "1", "3"])
     assert all(taken >= 2 * 5e-3 for taken in json.loads(found))
 
 
