@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from launched import LAUNCH, succeeded
 from paceline.core.errors import InvalidInput
 from processes import Finished, Started
+
+LAUNCH = """
+import sys
+from paceline.links.launch import launch
+from paceline.links.processes import module_command
+launch(module_command(*sys.argv[2:]), int(sys.argv[1]))
+"""
+
+# Output of a rare failure in torch's process group on CPUs: while Python exits, a thread that frees
+# tensors of the last collective aborts a rank that has already finished.
+TORCH_FAILED = "terminate called without an active exception"
+ATTEMPTS = 3
 
 PROGRAMS = Path(__file__).parent / "programs" / "tools"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -46,17 +57,17 @@ Found = dict[str, dict[int, Any]]  # case: {rank: outcome}
 
 
 def finished(folder: Path, *command: str) -> Finished:
-    """Run `python COMMAND` in a folder to its end; check that its group has no process left."""
-    return succeeded(lambda: _finished(folder, *command))
-
-
-def _finished(folder: Path, *command: str) -> Finished:
-    started = Started([sys.executable, *command], folder)
-    try:
-        done = started.finish()
-        assert not started.members()
-    finally:
-        started.kill()
+    """Run `python COMMAND` in a folder to its end; repeat a run with TORCH_FAILED."""
+    for _ in range(ATTEMPTS):
+        started = Started([sys.executable, *command], folder)
+        try:
+            done = started.finish()
+            assert not started.members()
+        finally:
+            started.kill()
+        if done.code == 0 or TORCH_FAILED not in done.err:
+            break
+    assert done.code == 0, done.err[-5000:]
     return done
 
 
