@@ -78,3 +78,27 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 def paceline(start: Callable[..., Started]) -> Callable[..., Finished]:
     """Run a command of the command line until it ends."""
     return lambda *arguments: start("-m", "paceline", *arguments).finish()
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, place: str) -> Any:
+    """Return the ranks at a test's `place`: pair, triple, or pair_on_gpus."""
+    return request.getfixturevalue(place)
+
+
+@pytest.fixture
+def can_build() -> None:
+    """Skip the test if this machine or user cannot build two hosts."""
+    from host import missing
+
+    if problem := missing():
+        pytest.skip(problem)
+
+
+@pytest.fixture
+def hosts(can_build: None) -> Iterator[Any]:
+    """Build two hosts that are joined by an unshaped wire."""
+    from hosts import TwoHosts
+
+    with TwoHosts(rate=None) as built:
+        yield built

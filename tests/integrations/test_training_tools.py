@@ -10,13 +10,6 @@ import torch
 from pair import Ranks
 from processes import Finished, Started
 
-LAUNCH = """
-import sys
-from paceline.links.launch import launch
-from paceline.links.processes import module_command
-launch(module_command(*sys.argv[2:]), int(sys.argv[1]))
-"""
-
 # Output of a rare failure in torch's process group on CPUs: while Python exits, a thread that frees
 # tensors of the last collective aborts a rank that has already finished.
 TORCH_FAILED = "terminate called without an active exception"
@@ -25,7 +18,6 @@ ATTEMPTS = 3
 TOOL_CASES = Path(__file__).parent / "programs" / "tools"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-FORKED = ["-c", LAUNCH, "2"]
 ROUNDING = 1e-5
 pytestmark = pytest.mark.timeout(600)
 TOOLS = ("lightning", "fabric", "accelerate", "transformers")
@@ -72,9 +64,7 @@ def finished(folder: Path, *command: str) -> Finished:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_an_example_trains_as_with_ddp(tmp_path, tool):
     example = str(EXAMPLES / f"train_with_{tool}.py")
-    # Only Lightning checks whether torchrun started it.
-    ranks_of = TORCHRUN if tool == "lightning" else FORKED
-    finished(tmp_path, *ranks_of, str(TOOL_CASES / "example.py"), example, *OWN[tool])
+    finished(tmp_path, *TORCHRUN, str(TOOL_CASES / "example.py"), example, *OWN[tool])
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for ours, theirs in ranks:
         assert ours["made"] == ["host"]  # wrapped exactly once
