@@ -9,18 +9,16 @@
         assert pair(sums, [1.0, 2.0]) == [3.0, 3.0]
 
 Each call has a new store and gloo process group, torchrun's environment variables, and reset random
-seeds. Arguments and results must be loadable by `torch.load(..., weights_only=True)`: numbers,
-strings, tensors, lists, tuples, dicts, sets, paths. If a rank raises, hangs or dies, the test fails
-with the rank's stack, and the next call starts new ranks. The kernel kills the ranks when the
-session ends.
+seeds. Arguments and results are pickled. If a rank raises, hangs or dies, the test fails with the
+rank's stack, and the next call starts new ranks. The kernel kills the ranks when the session ends.
 """
 
 import faulthandler
 import gc
 import importlib.util
-import io
 import itertools
 import os
+import pickle
 import random
 import selectors
 import signal
@@ -35,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,14 +121,13 @@ class Ranks:
         errors: bool = False,
         group: bool = True,
         cwd: Path | None = None,
-        environment: dict[str, str] | None = None,
     ) -> list[Any]:
         """Run `function(*args)` on each rank, and return the results.
 
         `errors`: return a Failure for a rank that raises or dies, instead of raising. `timeout_s`:
         timeout of collectives. `group`: create a process group; if False, the function does. `cwd`:
         working directory. The environment has this process's PACELINE_* variables, which
-        failpoints set, and `environment`.
+        failpoints set.
         """
         if not self._ranks:
             self._ranks = [_Rank(number, self._environment) for number in range(self.size)]
@@ -144,7 +141,7 @@ class Ranks:
             "timeout_s": timeout_s,
             "group": group,
             "cwd": str(cwd or ""),
-            "environment": own | (environment or {}),
+            "environment": own,
         }
         is_sound = False
         try:
@@ -228,28 +225,16 @@ def _place(rank: int, size: int, port: int) -> dict[str, str]:
 
 def _send(connection: Connection, message: dict[str, Any]) -> None:
     with suppress(BrokenPipeError):  # the other side has died; reading will report it
-        connection.send_bytes(_saved(message).getbuffer())
+        connection.send_bytes(pickle.dumps(message))
 
 
 def _receive(connection: Connection) -> dict[str, Any] | None:
     """Return the next message; None if the other side has closed the connection."""
     try:
-        return _loaded(io.BytesIO(connection.recv_bytes()))
+        message: dict[str, Any] = pickle.loads(connection.recv_bytes())
+        return message
     except (EOFError, ConnectionResetError):
         return None
-
-
-def _saved(message: dict[str, Any]) -> io.BytesIO:
-    content = io.BytesIO()
-    torch.save(message, content)
-    content.seek(0)
-    return content
-
-
-def _loaded(content: io.BytesIO) -> dict[str, Any]:
-    with torch.serialization.safe_globals([PosixPath]):
-        message: dict[str, Any] = torch.load(content, weights_only=True)
-    return message
 
 
 # --- on a rank ---------------------------------------------------------------------------------
@@ -274,7 +259,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             joined(store, request["timeout_s"])
         function = _function(Path(request["file"]), request["function"])
         result = {"result": function(*request["args"])}
-        _loaded(_saved(result))  # raises an error if the result cannot be sent
+        pickle.dumps(result)  # raises an error if the result cannot be sent
         return result
     except BaseException as error:
         return {"failure": _failure(error)}

@@ -162,10 +162,6 @@ class _Forked:
         self._reading: list[threading.Thread] = []
         self._found = ["", ""]
 
-    @property
-    def returncode(self) -> int | None:
-        return self._forked.poll()
-
     def poll(self) -> int | None:
         return self._forked.poll()
 
@@ -209,12 +205,6 @@ class _Forked:
 
     def send_signal(self, number: int) -> None:
         self._forked.send(number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -280,7 +270,7 @@ class Started:
             except subprocess.TimeoutExpired:
                 out, err = "a process outside the group", " keeps the output open"
             raise AssertionError(f"not done after {deadline_s:g} s: {out}{err}") from None
-        return Finished(self.process.returncode, out, err)
+        return Finished(self.process.poll(), out, err)
 
     def members(self) -> dict[int, str]:
         """Return the running processes of the group, with their command lines.

@@ -1,8 +1,7 @@
-"""Workers of torchft's quorums as threads, each with its own manager and store."""
+"""A lighthouse and managers of torchft's quorums."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from torch.distributed import TCPStore
 
 LOOPBACK = "127.0.0.1"
-ENDING_S = 60.0
 TIMEOUT = timedelta(seconds=20)
 
 
@@ -62,27 +60,3 @@ def manager_of(address: str, worker: int, **options: Any) -> Any:
     )
     made._store_of_test = store  # keep the store open as long as the manager
     return made
-
-
-class Working(threading.Thread):
-    """A function in a thread; `result` returns its result or raises its exception."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        super().__init__(daemon=True)
-        self._call = lambda: function(*arguments)
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._call()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        self.join(ENDING_S)
-        assert not self.is_alive(), "a worker hangs"
-        if self._error is not None:
-            raise self._error
-        return self._result

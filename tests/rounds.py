@@ -1,14 +1,18 @@
 """A small network, its inner steps, and reference implementations of local updates."""
 
 import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.5
+# A model, its optimizers, and a function that runs the inner step with a given number.
+Loop = tuple[nn.Module, list[Optimizer], Callable[[int], None]]
 STEP = {"outer_learning_rate": OUTER_RATE, "outer_momentum": OUTER_MOMENTUM}
 
 
@@ -70,6 +74,31 @@ def naive(num_steps: list[int], sync_every: list[int]) -> Tensor:
         group = group - OUTER_RATE * (OUTER_MOMENTUM * velocity + mean)
         for model in models:
             nn.utils.vector_to_parameters(group.clone(), model.parameters())
+
+
+def averaged(loops: list[Loop], num_steps: list[int], sync_every: list[int]) -> Tensor:
+    """Average workers, weighted by their steps, after each worker's round and at the end."""
+    group = vector(loops[0][0])
+    workers = [taken_steps(*one) for one in zip(loops, num_steps, strict=True)]
+    while True:
+        rounds = zip(map(range, sync_every), workers, strict=True)
+        counts = [sum(1 for _ in zip(*one, strict=False)) for one in rounds]
+        if not any(counts):
+            return group
+        sums = [count * vector(loop[0]) for count, loop in zip(counts, loops, strict=True)]
+        group = (sums[0] + sums[1]) / sum(counts)
+        for model, _, _ in loops:
+            nn.utils.vector_to_parameters(group.clone(), trainable(model))
+
+
+def taken_steps(loop: Loop, num_steps: int) -> Iterator[int]:
+    """Take steps; yield the numbers of steps that changed parameters."""
+    model, _, step = loop
+    for number in range(num_steps):
+        before = vector(model)
+        step(number)
+        if not torch.equal(before, vector(model)):
+            yield number
 
 
 class InFragments:

@@ -26,7 +26,7 @@ from paceline.strategies.wheel.server import LentHead
 from paceline.training.models import describe, find
 from refusals import refused_field
 
-SHARED_GPU = Path(__file__).parent / "programs" / "shared_gpu.py"
+BESIDE_ONE_PROCESS = Path(__file__).parents[1] / "beside_one_process.py"
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
@@ -180,8 +180,8 @@ def test_gpus_are_measured_with_their_links(paceline, tmp_path):
     ],
 )
 def test_ranks_on_gpus_train_as_one_process_does(start, num_ranks, dtype, tolerance, clip):
-    ranks = ["--standalone", f"--nproc-per-node={num_ranks}"]
-    done = start("-m", "torch.distributed.run", *ranks, str(SHARED_GPU), dtype, clip).finish()
+    ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
+    done = start(*ranks, str(BESIDE_ONE_PROCESS), "host", dtype, clip).finish()
     assert done.code == 0, done.err
     rows = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
     assert sorted(row["rank"] for row in rows) == list(range(num_ranks))

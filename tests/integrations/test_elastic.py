@@ -3,20 +3,20 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults import failpoints
-from processes import DEADLINE_S, awaited, children_of, has_ended, is_running
+from processes import Started, awaited, children_of
+from quorums import lighthouse
 
 pytest.importorskip("torchft")
 pytestmark = pytest.mark.timeout(600)
-PROGRAMS = Path(__file__).parent / "programs" / "elastic"
+PROGRAMS = Path(__file__).parent / "programs"
 # Each worker is a replica group with its own torchrun, which provides the store.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
 
@@ -27,49 +27,25 @@ def state_of(pid: int) -> str:
 
 
 class Cluster:
-    """A lighthouse, and named workers with their own torchruns, in one folder."""
+    """Named workers of a lighthouse, each with its own torchrun, in one folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.lighthouse = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "lighthouse.py")],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"RUST_LOG": "error"},
-        )
-        assert self.lighthouse.stdout is not None
-        self.address = self.lighthouse.stdout.readline().strip()
+    def __init__(self, start: Callable[..., Started], folder: Path) -> None:
+        self._start, self.folder = start, folder
+        self.agents: dict[str, Started] = {}
 
     def start(self, name: str) -> None:
-        own = {"TORCHFT_LIGHTHOUSE": self.address, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
-        command = [sys.executable, *TORCHRUN, str(PROGRAMS / "worker.py"), name]
-        (self.folder / f"{name}.steps").unlink(missing_ok=True)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.agents[name] = subprocess.Popen(
-                command, cwd=self.folder, env=os.environ | own, stdout=log, stderr=log
-            )
+        self.agents[name] = self._start(*TORCHRUN, str(PROGRAMS / "elastic_worker.py"), name)
 
     def stopped(self, name: str) -> int:
         """Wait until a signal has stopped the worker; return its process id."""
-
-        def found() -> int | None:
-            for pid in children_of(self.agents[name].pid, "worker.py"):
-                if state_of(pid) in "Tt":
-                    return pid
-            return None
-
-        pid: int = awaited(found)
+        children = partial(children_of, self.agents[name].process.pid, "elastic_worker.py")
+        pid: int = awaited(lambda: next((pid for pid in children() if state_of(pid) in "Tt"), None))
         return pid
 
     def steps(self, name: str) -> tuple[int, int, int]:
         """Return a worker's steps, its optimizer's steps at the start, and the worker count."""
-
-        def found() -> Any:
-            path = self.folder / f"{name}.steps"
-            return json.loads(path.read_text()) if path.exists() else None
-
-        steps, begun, workers = awaited(found)
+        path = self.folder / f"{name}.steps"
+        steps, begun, workers = json.loads(awaited(lambda: path.exists() and path.read_text()))
         return steps, begun, workers
 
     def await_steps(self, name: str, count: int) -> None:
@@ -82,30 +58,16 @@ class Cluster:
         """Let all workers end; return the results of the named workers."""
         (self.folder / "end").touch()
         for name in names:
-            code = self.agents[name].wait(DEADLINE_S / 4)
-            assert code == 0, (self.folder / f"{name}.log").read_text()[-5000:]
+            done = self.agents[name].finish()
+            assert done.code == 0, done.err[-5000:]
         return [json.loads((self.folder / f"{name}.json").read_text()) for name in names]
-
-    def close(self) -> None:
-        pids = [pid for one in self.agents.values() for pid in children_of(one.pid, "worker.py")]
-        for agent in self.agents.values():
-            agent.kill()
-            agent.wait()
-        for pid in pids:
-            if is_running(pid):
-                os.kill(pid, signal.SIGKILL)
-        self.lighthouse.kill()
-        self.lighthouse.wait()
-        assert self.lighthouse.stdout is not None
-        self.lighthouse.stdout.close()
-        assert all(has_ended(pid, 60) for pid in pids)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.close()
+def cluster(start: Callable[..., Started], tmp_path: Path, monkeypatch) -> Iterator[Cluster]:
+    with lighthouse(join_timeout_ms=60_000) as address:
+        monkeypatch.setenv("TORCHFT_LIGHTHOUSE", address)
+        yield Cluster(start, tmp_path)
 
 
 def equal(found: list[dict[str, Any]]) -> bool:
@@ -124,7 +86,7 @@ def test_the_others_continue_without_a_killed_worker_and_a_new_one_joins(
         cluster.start(name)
     with failpoints(fault("SIGKILL", after)):
         cluster.start("c")
-    assert cluster.agents["c"].wait(DEADLINE_S / 4) != 0
+    assert cluster.agents["c"].finish().code != 0
     for name in ("a", "b"):
         cluster.await_workers(name, 2)
     cluster.start("d")

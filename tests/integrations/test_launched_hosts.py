@@ -14,11 +14,9 @@ from host import Host
 from hosts import TwoHosts
 from wire import ADDRESSES, INTERFACE
 
-from bed import can_build, hosts
 from processes import DEADLINE_S
 
 pytestmark = pytest.mark.slow
-__all__ = ["can_build", "hosts"]  # fixtures
 
 TRAINING = (
     *("lenet5", "--data", "synthetic:1x32x32,classes=10,samples=640", "--batch-size", "32"),

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import paceline
+from rounds import Loop, averaged
 
 MISSING = [name for name in ("lightning", "transformers", "accelerate") if find_spec(name) is None]
 pytestmark = [
@@ -57,25 +58,21 @@ def naive(seen: list[Batches], sync_every: list[int], per_step: int = 1) -> Tens
 
     `sync_every`: each worker's steps per round. `per_step`: micro-batches per step.
     """
-    models = [Net(), Net()]
-    optimizers = [sgd(one) for one in models]
-    group = vector(models[0])
-    while any(seen):
-        counts = []
-        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            size = sync_every[worker] * per_step
-            now, seen[worker] = seen[worker][:size], seen[worker][size:]
-            for number, batch in enumerate(now, 1):
+
+    def loop(batches: Batches) -> Loop:
+        model = Net()
+        optimizer = sgd(model)
+
+        def step(number: int) -> None:
+            for batch in batches[number * per_step : (number + 1) * per_step]:
                 (model(*batch)["loss"] / per_step).backward()
-                if number % per_step == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
-            counts.append(len(now))
-        sums = [count * vector(one) for count, one in zip(counts, models, strict=True)]
-        group = (sums[0] + sums[1]) / sum(counts)
-        for model in models:
-            nn.utils.vector_to_parameters(group.clone(), model.parameters())
-    return group
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, [optimizer], step
+
+    num_steps = [len(batches) // per_step for batches in seen]
+    return averaged([loop(batches) for batches in seen], num_steps, sync_every)
 
 
 def check(found: list[Any], sync_every: list[int], per_step: int = 1) -> None:

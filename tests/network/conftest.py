@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 from hosts import Finished, TwoHosts
 
-from bed import can_build, hosts
 from processes import DEADLINE_S
-
-__all__ = ["can_build", "hosts"]
 
 
 @pytest.fixture

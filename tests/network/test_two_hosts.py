@@ -16,8 +16,8 @@ from processes import Started
 
 pytestmark = pytest.mark.slow
 
-PROGRAMS = Path(__file__).parent / "programs"
-RECIPES = Path(__file__).parents[1] / "small_recipes.py"
+TESTS = Path(__file__).parents[1]
+PROGRAMS = TESTS / "network" / "programs"
 CUT_S = 20.0
 OnHosts = Callable[..., tuple[Finished, Finished]]
 
@@ -29,7 +29,8 @@ def succeeded(finished: tuple[Finished, Finished]) -> tuple[Finished, Finished]:
 
 @pytest.mark.parametrize("exchange", ["host", "tree"])
 def test_two_ranks_on_each_train_as_one_process_does(on_hosts: OnHosts, exchange: str) -> None:
-    finished = succeeded(on_hosts(2, str(PROGRAMS / "two_hosts.py"), exchange))
+    program = str(TESTS / "beside_one_process.py")
+    finished = succeeded(on_hosts(2, program, exchange, "float64"))
     rows = [json.loads(line) for one in finished for line in one.out.splitlines()]
     assert sorted(row["rank"] for row in rows) == [0, 1, 2, 3]
     assert max(row["error"] for row in rows) < 1e-12
@@ -55,7 +56,7 @@ def test_the_wire_between_hosts_is_measured(on_hosts: OnHosts, tmp_path: Path) -
 
 def test_elastic_workers_of_two_hosts_train_together(on_hosts: OnHosts, tmp_path: Path) -> None:
     pytest.importorskip("torchft")
-    shutil.copy(RECIPES, tmp_path)
+    shutil.copy(TESTS / "small_recipes.py", tmp_path)
     succeeded(on_hosts(1, str(PROGRAMS / "elastic_host.py")))  # each quorum needs both workers
     assert list((tmp_path / "runs0").glob("*/model.safetensors"))
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pair import Ranks
 from simulated_gpu import instead as instead
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
@@ -20,11 +19,3 @@ def device() -> Iterator[SimulatedDevice]:
     """Yield a simulated device; raise errors of its work after the test."""
     with simulated_gpus() as (found,):
         yield found
-
-
-@pytest.fixture(scope="package")
-def gpu_pair() -> Iterator[Ranks]:
-    """Two ranks like `pair` that register simulated devices before their first backward pass."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -67,8 +68,9 @@ def voided(all_reduce: CodecAllReduce, rank: int) -> list[bool]:
 
 def sums_of_both_devices() -> tuple[list[str], list[bool], list[float], float]:
     """Return codecs whose sums on the device and host differ, and results of other calls."""
-    device, compressed.PIECE = devices(1)[0], PIECE  # only ranks of `gpu_pair` run this
-    with process_group(DEADLINE_S, CPU) as group:
+    device = devices(1)[0]
+    small = mock.patch.object(compressed, "PIECE", PIECE)
+    with small, process_group(DEADLINE_S, CPU) as group:
         generator = random.Random(group.rank)
         device.delays = lambda stream, what: generator.choice([0.0, 0.0, 0.0, 2e-4, 1e-3])
         members = range(group.world_size)
@@ -85,9 +87,9 @@ def sums_of_both_devices() -> tuple[list[str], list[bool], list[float], float]:
     return differing, void, list(agreed), deadline_s
 
 
-def test_encoded_sums_on_a_device_are_those_of_the_host(gpu_pair):
+def test_encoded_sums_on_a_device_are_those_of_the_host(pair_on_gpus):
     """Both threads have their own streams; a race with each other or the caller is an error."""
-    for found in gpu_pair(sums_of_both_devices, group=False):
+    for found in pair_on_gpus(sums_of_both_devices, group=False):
         assert found == ([], [True] * 4, [1.0, 2.0], DEADLINE_S)
 
 
@@ -123,9 +125,8 @@ def distance_from_one_process() -> tuple[str, float]:
         return str(group.device), error
 
 
-def test_ranks_on_gpus_train_as_one_process_does(gpu_pair):
-    two = {"PACELINE_SIMULATED_GPUS": "2"}
-    rows = gpu_pair(distance_from_one_process, group=False, environment=two)
+def test_ranks_on_gpus_train_as_one_process_does(pair_on_gpus):
+    rows = pair_on_gpus(distance_from_one_process, group=False)
     assert [device for device, _ in rows] == ["simulated:0", "simulated:1"]
     assert max(error for _, error in rows) < 1e-12
 
@@ -147,8 +148,8 @@ def refusal_of_a_mixed_group(way: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["process_group", "joined", "initialised"])
-def test_ranks_on_devices_of_different_kinds_are_refused(gpu_pair, way):
-    assert gpu_pair(refusal_of_a_mixed_group, way, group=False) == ["workers"] * 2
+def test_ranks_on_devices_of_different_kinds_are_refused(pair_on_gpus, way):
+    assert pair_on_gpus(refusal_of_a_mixed_group, way, group=False) == ["workers"] * 2
 
 
 @pytest.fixture

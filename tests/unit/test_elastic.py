@@ -17,9 +17,10 @@ from torch import Tensor
 import paceline
 from faults import Pause, failpoints
 from paceline.core.errors import WorkerLost
-from quorums import TIMEOUT, Working, lighthouse, manager_of
+from quorums import TIMEOUT, lighthouse, manager_of
 from refusals import refused
 from rounds import STEP, adamw, inner_step, naive, net, vector
+from rpc_exchange import beside
 
 pytest.importorskip("torchft")
 # Raised by torchft.
@@ -76,7 +77,7 @@ def address() -> Iterator[str]:
 
 def trained(address: str, num_workers: int, num_steps: int = 12, **option: Any) -> list[Tensor]:
     sites = [Site(address, worker, **option) for worker in range(num_workers)]
-    return [one.result() for one in [Working(site.train, num_steps) for site in sites]]
+    return [one.result() for one in [beside(site.train, num_steps) for site in sites]]
 
 
 def test_undisturbed_workers_train_as_a_fixed_group(address: str) -> None:
@@ -115,7 +116,7 @@ def test_bits_that_were_committed_by_one_worker_alone_are_repaired(tmp_path: Pat
 
     with lighthouse(join_timeout_ms=200) as address, failpoints(*armed):
         sites = [Site(address, worker) for worker in range(3)]
-        loops = [Working(site.train, 20, wait) for site in sites]
+        loops = [beside(site.train, 20, wait) for site in sites]
         pause.reached()
         while any(sites[worker].updates.num_steps < 11 for worker in (0, 2)):
             time.sleep(0.01)
@@ -143,8 +144,8 @@ def test_the_remaining_workers_average_without_a_lost_one(
             raise Lost
 
     sites = [Site(address, worker) for worker in range(3)]
-    lost = Working(sites[2].train, 12, lose)
-    found = [one.result() for one in [Working(site.train, 12) for site in sites[:2]]]
+    lost = beside(sites[2].train, 12, lose)
+    found = [one.result() for one in [beside(site.train, 12) for site in sites[:2]]]
     with pytest.raises(Lost):
         lost.result()
     assert torch.equal(*found)
@@ -156,7 +157,7 @@ def test_the_remaining_workers_average_without_a_lost_one(
 def test_a_persistent_fault_ends_at_the_deadline(address: str) -> None:
     fault = {"at": "local.exchange", "after": "start", "number": 1, "do": "raise"}
     with failpoints(fault), pytest.raises(WorkerLost):
-        Working(Site(address, 0, deadline_s=0.2).train, 12).result()
+        beside(Site(address, 0, deadline_s=0.2).train, 12).result()
 
 
 def test_a_worker_without_a_quorum_ends_at_the_managers_deadline() -> None:
@@ -176,7 +177,7 @@ def test_a_joining_worker_receives_model_optimizer_and_step(
     def end() -> int:
         return joined[0][0] + 12 if joined else sys.maxsize
 
-    first = Working(old.train, end, lambda step: begun.set() if step == 5 else None)
+    first = beside(old.train, end, lambda step: begun.set() if step == 5 else None)
     assert begun.wait(30)
     new = Site(address, 1, seed=1, **option)
 
@@ -184,7 +185,7 @@ def test_a_joining_worker_receives_model_optimizer_and_step(
         if not joined:
             joined.append((step, new.optimizer.state_dict()["state"][0]["step"].item()))
 
-    second = Working(new.train, end, note)
+    second = beside(new.train, end, note)
     assert torch.equal(first.result(), second.result())
     [(step, step_of_optimizer)] = joined
     assert step == step_of_optimizer >= 4
@@ -192,7 +193,7 @@ def test_a_joining_worker_receives_model_optimizer_and_step(
 
 def test_a_worker_with_other_settings_is_refused_and_the_others_continue(address: str) -> None:
     sites = [Site(address, 0), Site(address, 1), Site(address, 2, codec="dynamic8")]
-    loops = [Working(site.train, 12) for site in sites]
+    loops = [beside(site.train, 12) for site in sites]
     with refused("codec"):
         loops[2].result()
     assert torch.equal(loops[0].result(), loops[1].result())
@@ -201,7 +202,7 @@ def test_a_worker_with_other_settings_is_refused_and_the_others_continue(address
 def test_a_finished_worker_takes_part_in_exchanges_until_all_have_finished(address: str) -> None:
     sites = [Site(address, worker) for worker in range(3)]
     ends = zip(sites, (4, 12, 8), strict=True)
-    found = [one.result() for one in [Working(site.train, end) for site, end in ends]]
+    found = [one.result() for one in [beside(site.train, end) for site, end in ends]]
     assert all(torch.equal(one, found[0]) for one in found)
 
 

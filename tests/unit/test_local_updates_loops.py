@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -18,12 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import paceline
-from rounds import adamw, inner_step, loss_of, net, trainable, vector
+from rounds import Loop, adamw, averaged, inner_step, loss_of, net, vector
 
 NUM_STEPS, SYNC_EVERY = 9, 4
-Step = Callable[[int], None]
-# A model, its optimizers, and a function that runs the inner step with a given number.
-Loop = tuple[nn.Module, list[Optimizer], Step]
 
 
 def wrapped(model: nn.Module, wrap: bool) -> nn.Module:
@@ -129,27 +126,7 @@ SLOW = ("compiled_steps",)
 
 
 def naive(make: Callable[[int], Loop]) -> Tensor:
-    """Average two workers, weighted by their steps, every SYNC_EVERY steps and at the end."""
-    loops = [make(worker) for worker in (0, 1)]
-    group = vector(loops[0][0])
-    workers = [taken_steps(*loop) for loop in loops]
-    while True:
-        counts = [sum(1 for _ in zip(range(SYNC_EVERY), one, strict=False)) for one in workers]
-        if not any(counts):
-            return group
-        sums = [count * vector(loop[0]) for count, loop in zip(counts, loops, strict=True)]
-        group = (sums[0] + sums[1]) / sum(counts)
-        for model, _, _ in loops:
-            nn.utils.vector_to_parameters(group.clone(), trainable(model))
-
-
-def taken_steps(model: nn.Module, _: list[Optimizer], step: Step) -> Iterator[int]:
-    """Take steps; yield the numbers of steps that changed parameters."""
-    for number in range(NUM_STEPS):
-        before = vector(model)
-        step(number)
-        if not torch.equal(before, vector(model)):
-            yield number
+    return averaged([make(worker) for worker in (0, 1)], [NUM_STEPS] * 2, [SYNC_EVERY] * 2)
 
 
 def trained(name: str, wrap: bool) -> tuple[Tensor, int]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.exchange.elastic import PeerTransport
 from paceline.exchange.inner_steps import InnerSteps, StepLock
-from quorums import Working
+from rpc_exchange import beside
 
 STATE = {
     "user": {"scheduler": {"last": (1, math.inf), 3: torch.tensor(2.0, dtype=torch.float64)}},
@@ -91,7 +91,7 @@ def test_a_state_is_not_read_in_the_middle_of_a_step() -> None:
         with lock:
             optimizer.done.append("read")
 
-    reading = Working(read)
+    reading = beside(read)
     optimizer.step()
     reading.result()
     assert optimizer.done == ["stepped", "read"]

@@ -79,8 +79,8 @@ class Raised:
 class Trial:
     """A rank in one run of a program.
 
-    `kind`: the wrapper: "ddp", "ddp_again", one of `COLUMNS`, or "alone" (no wrapper: one process
-    with all samples).
+    `kind`: the wrapper: "ddp", one of `COLUMNS`, or "alone" (no wrapper: one process with all
+    samples).
     """
 
     def __init__(self, rank: int, size: int, kind: str, wait_s: float = WAIT_S) -> None:
@@ -114,7 +114,7 @@ class Trial:
 
     @property
     def is_torch(self) -> bool:
-        return self.kind in ("ddp", AGAIN)
+        return self.kind == "ddp"
 
     def watch(self, module: nn.Module) -> None:
         self._modules.append(module)
@@ -171,8 +171,6 @@ class Trial:
             seen[f"module {number}"] = {**seen_of(module), "runs": self._runs[number]}
         return seen
 
-
-AGAIN = "ddp_again"  # shows that a program does the same each time
 
 OURS = ("host", "host_chunk_1", "tree")  # exchanges that replace DDP's reducer
 COLUMNS: dict[str, dict[str, Any]] = {

@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
+from tool_cases import MOVED, ROUNDING, check_exchange, distance, exchange_of, wraps
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from paceline.integrations.transformers import with_paceline
-from pair import case, cases, distance, error_of, exchange_of, main, wraps
+from refusals import refused as refuses
 
 NUMBERS, LENGTH = 16, 8
 
@@ -35,58 +36,45 @@ def trainer_of(**options: Any) -> Trainer:
     )
 
 
-def beside_ddp(**options: Any) -> dict[str, Any]:
+def accumulated() -> None:
+    options = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     ours, theirs = with_paceline(trainer_of(**options), exchange="host"), trainer_of(**options)
     losses = [trainer.train().training_loss for trainer in (ours, theirs)]
-    return {
-        "worst": distance(ours.model, theirs.model),
-        "loss": abs(losses[0] - losses[1]),
-        **exchange_of(ours.model_wrapped),
-    }
+    assert distance(ours.model, theirs.model) <= ROUNDING
+    assert abs(losses[0] - losses[1]) <= ROUNDING
+    check_exchange(exchange_of(ours.model_wrapped), 6)
 
 
-cases(
-    accumulated=lambda: beside_ddp(
-        gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=2
-    ),
-)
-
-
-@case
-def evaluated_before() -> dict[str, Any]:
+def evaluated_before() -> None:
     """An evaluation prepares the model unwrapped; training must still wrap it."""
     trainer, other = with_paceline(trainer_of()), trainer_of()
     trainer.evaluate()
     for one in (trainer, other):
         one.train()
-    found = {"wraps": wraps(trainer.model_wrapped), "worst": distance(trainer.model, other.model)}
+    assert wraps(trainer.model_wrapped) == ["DataParallel"]
+    assert distance(trainer.model, other.model) <= ROUNDING
     trainer.train()
-    return {**found, "again": wraps(trainer.model_wrapped)}
+    assert wraps(trainer.model_wrapped) == ["DataParallel"]
 
 
-@case
-def resumed_from_a_checkpoint() -> dict[str, Any]:
+def resumed_from_a_checkpoint() -> None:
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
     whole = with_paceline(trainer_of(**saving))
     whole.train()
     rest = with_paceline(trainer_of())
-    moved = distance(rest.model, whole.model)
+    assert distance(rest.model, whole.model) >= MOVED
     rest.train(resume_from_checkpoint="runs/checkpoint-3")
-    return {"moved": moved, "worst": distance(rest.model, whole.model)}
+    assert distance(rest.model, whole.model) <= ROUNDING
 
 
-@case
-def refused() -> dict[str, Any]:
+def refused() -> None:
     many = trainer_of()
     many.args._n_gpu = 2
     other = with_paceline(trainer_of())
     other.create_accelerator_and_postprocess()
-    attempts = [
-        lambda: with_paceline(many),
-        lambda: other.train(),
-        lambda: with_paceline(trainer_of(), find_unused_parameters=False),
-    ]
-    return {"errors": [error_of(attempt) for attempt in attempts]}
-
-
-main()
+    with refuses("trainer"):
+        with_paceline(many)
+    with refuses("trainer"):
+        other.train()
+    with refuses("find_unused_parameters"):
+        with_paceline(trainer_of(), find_unused_parameters=False)

@@ -1,4 +1,4 @@
-"""Train one worker as its own replica group under torchrun: worker.py NAME
+"""Train one worker as its own replica group under torchrun: elastic_worker.py NAME
 
 Trains until the file `end` exists. NAME.steps has the number of steps, the optimizer's number of
 steps at the start, and the number of workers. NAME.json has a digest of the final state.
