@@ -7,13 +7,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from paceline.core.errors import WorkerLost
+from paceline.core.errors import NonFinite, WorkerLost
 from paceline.measure.device_profile import DeviceProfile
 from paceline.rpc.client import Client
 from paceline.rpc.connecting import WorkerProcessSettings
 from paceline.rpc.frames import Message
 from paceline.rpc.server import Server
-from paceline.rpc.workers import connected
+from paceline.rpc.workers import REFUSED, connected
 from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog
@@ -119,3 +119,28 @@ def test_workers_with_heartbeats_that_complete_no_step_are_lost(hub: Hub, clock:
         clock.tick_s = 0.5
         until(lambda: len(hub.group.lost) == 2)
         clock.tick_s = 0.0
+
+
+def test_values_that_are_not_finite_end_the_run_only_if_no_worker_has_sent_others_since(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    execute = hub.answers.execute
+
+    def updated(request):
+        if request.message.topic != Topic.GRADIENTS:
+            return execute(request)
+        if request.message.step:
+            raise NonFinite(f"worker {request.worker} has sent NaN")
+        return Message(Topic.AGAIN.value)
+
+    monkeypatch.setattr(hub.answers, "execute", updated)
+    begin = Message(Topic.BEGIN.value, parts=(memoryview(hub.answers._gate._layout.encode()),))
+    finite, nan = (Message(Topic.GRADIENTS.value, step) for step in (0, 1))
+    with closing(client(hub, 0)) as first, closing(client(hub, 1)) as second:
+        for begun in [first.request(begin), second.request(begin)]:
+            begun.result()
+        assert first.request(nan).result().topic == REFUSED
+        for request in (begin, finite):  # the worker is back
+            first.request(request).result()
+        assert second.request(nan).result().topic == REFUSED
+        assert first.request(finite).result().topic == Topic.AGAIN

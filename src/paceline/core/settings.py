@@ -101,7 +101,7 @@ class RunSettings(Record):
         "allreduce", description="Parallel strategy; auto selects the one predicted to be fastest."
     )
     options: dict[str, Any] = Field(
-        {}, description="Option of the strategy, such as chunk=4MiB; can be repeated."
+        {}, description="Option of the strategy, such as chunk=4; can be repeated."
     )
     workers: int | str = Field(
         2,

@@ -23,7 +23,7 @@ from paceline.codecs.names import factory_of, find_codec
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
-from paceline.core.turns import Choice
+from paceline.core.turns import WORTH, Choice
 from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
 from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
 from paceline.exchange.optimizers import Policy
@@ -39,7 +39,6 @@ _FACTORIES: dict[str, Factory] = {
 }
 _SIZES = (1 << 10, 1 << 21)  # numbers of values in the two exchanges that `AutoCodec` times
 _NUM_MEASURED = 3
-_WORTH = 0.98  # encode if (exchange time with codec) / (exchange time without codec) is smaller
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ class AutoCodec:
         )
 
     def _pays(self, count: int) -> bool:
-        return self._seconds_of("encoded", count) < _WORTH * self._seconds_of("plain", count)
+        return self._seconds_of("encoded", count) < (1 - WORTH) * self._seconds_of("plain", count)
 
     def _seconds_of(self, name: str, count: int) -> float:
         return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count

@@ -121,11 +121,11 @@ class Arena:
         # If each rank has its own core, a waiting rank spins longer before it sleeps. But with
         # `held`, a thread waits while its rank computes, and would slow the rank down by spinning.
         own_core = place.num_cores >= len(place.members) and not held
-        two_cores = place.num_cores >= 2 * len(place.members)
+        spare_core = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
         try:
             self._peers = _PeerProcesses([group.members[i] for i in self.members], group.rank)
-            how = held, own_core, two_cores, threads > 0
+            how = held, own_core, spare_core, threads > 0
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"workers: worker {group.rank} cannot map shared memory: {error}"

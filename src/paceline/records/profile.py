@@ -40,7 +40,7 @@ class ProfileSettings(Record):
     workers: int = Field(1, ge=1, description="Number of worker processes.")
     strategy: str = Field("allreduce", description="Strategy by which workers exchange gradients.")
     options: dict[str, Any] = Field(
-        {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
+        {}, description="Option of the strategy, such as chunk=4; can be repeated."
     )
     steps: int = Field(
         20,

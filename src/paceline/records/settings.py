@@ -44,7 +44,7 @@ class PlanSettings(Record):
         None, description="Strategies to plan, such as allreduce,host; by default all."
     )
     options: dict[str, Any] = Field(
-        {}, description="Setting of the strategy, such as chunk=4MiB; can be repeated."
+        {}, description="Option of the strategy, such as chunk=4; can be repeated."
     )
     data: str | None = Field(None, description=DATA)
     workers: Annotated[int, Field(ge=1)] | None = Field(

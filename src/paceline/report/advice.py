@@ -36,9 +36,10 @@ class Metrics:
 class Rule:
     """Reports `message` as a finding if the metric named `metric` exceeds `threshold`.
 
-    A rule is skipped if `Metrics.words` lacks a text that `message` needs, or if a rule whose code
-    is in `unless` has reported a finding. `sort`: "doubt" for a reason to mistrust the result,
-    "gain" for time that a change could save, "fact" for anything else.
+    `report.metrics` computes the metrics and the words of messages, such as `{exchange_less}`. A
+    rule is skipped if `Metrics.words` lacks a text that `message` needs, or if a rule whose code is
+    in `unless` has reported a finding. `sort`: "doubt" for a reason to mistrust the result, "gain"
+    for time that a change could save, "fact" for anything else.
     """
 
     sort: Sort

@@ -35,10 +35,10 @@ from paceline.planner.grouping import with_best_chunk
 from paceline.records.settings import AUTO
 from paceline.strategies import EXCHANGES, IN_STEP, find_strategy
 
-_HOPELESS = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
+_UNTRIED = 1.5  # exchanges predicted to be slower than the best by this factor are not tried
 # The same limit for one rank alone. It is above 2, so that one of two equal ranks is always tried
 # alone: it takes at most twice as long as both together.
-_HOPELESS_ALONE = 2.5
+_UNTRIED_ALONE = 2.5
 _ALIKE = 1.6  # rank 0 counts as fastest up to this multiple of the fastest rank's step time
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def candidates_of(
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
     by_name = {one.exchange: one for one in forecasts if one.exchange in predicted}
-    limit_s = _HOPELESS * min(predicted.values())
+    limit_s = _UNTRIED * min(predicted.values())
 
     def simplicity(name: str) -> tuple[bool, int]:
         found = by_name[name]
@@ -314,6 +314,6 @@ def _plausible(
     alone_s = seconds[fastest] / (num_ranks if on_one_machine else 1)
     best_of = dict[str, Forecast]()
     for one in worth_trying(forecasts):
-        if alone_s <= _HOPELESS_ALONE * best.step_s and one.step_s <= _HOPELESS * best.step_s:
+        if alone_s <= _UNTRIED_ALONE * best.step_s and one.step_s <= _UNTRIED * best.step_s:
             best_of.setdefault(one.strategy, one)  # the first forecast of a strategy is its best
     return fastest, {one.exchange: one.step_s for one in best_of.values()}

@@ -15,6 +15,10 @@ The path of a gradient from a worker to the parameters:
     server.py         ParameterServer.update   joins body's and head's gradients of a step
     server.py         ParameterServer._apply   the optimizer takes a step; the version grows by 1
 
+On this path, `Endpoint.decode` refuses a wrong number of bytes, and `ValueChecks.gradients` refuses
+NaN, infinite and huge values (both in rpc). `Hub._refused` then drops the worker, which may join
+again.
+
 In a tree of hubs, a child hub acts as a worker of its parent hub. A child hub's `ChildServer` takes
 no optimizer steps: it sums the gradients of the child hub's workers, and sends the mean to the
 parent hub (`child_server`, `tree`).

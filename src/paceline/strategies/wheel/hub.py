@@ -90,7 +90,7 @@ class Hub:
         probes = ProbeTurns(largest, deadline_s, clock)
         self.answers = Answers(server, job, self.group, log, probes)
         self._job, self._server, self._clock, self._polled_s = job, server, clock, 0.0
-        self._diverged: set[int] = set()  # workers that have sent values that are not finite
+        self._diverged: set[int] = set()  # workers whose last gradients were not finite
         self._refusals = RateLimitedLog(logger)
         self._on_first: Callable[[], None] = lambda: None
         self._between: Callable[[], None] = lambda: None
@@ -163,6 +163,8 @@ class Hub:
         self.group.deadline.requested(worker)
         try:
             reply = self.answers.execute(request)
+            if message.topic in UPDATES:
+                self._diverged.discard(worker)
         except StepDiscarded as error:
             logger.info("%s", error)
             reply = Message(Topic.AGAIN, message.step)
@@ -178,8 +180,8 @@ class Hub:
     ) -> Message:
         """Drop a worker that failed or sent an invalid request; return the refusal to send.
 
-        The worker may join again. The run ends if all live workers have sent NaN or infinite
-        values. It also ends if this hub has started the worker: the others would fail, too.
+        The worker may join again. The run ends if the last values of all live workers were NaN or
+        infinite. It also ends if this hub has started the worker: the others would fail, too.
         """
         reply, worker = refusal(str(error)), request.worker
         is_diverged = isinstance(error, NonFinite)
