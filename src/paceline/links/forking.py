@@ -41,6 +41,7 @@ from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # codes of mallopt(3)
+_CHECK_S = 60.0  # deadline for the GPU test in a fork (`main`): GPU drivers may be slow
 
 
 @contextmanager
@@ -49,12 +50,12 @@ def forked_from_here() -> Iterator[None]:
 
     Raises InvalidInput if GPUs would not work in a fork, and OSError if no process can start.
     """
-    _check()
     address, listener = listen()
     with _server(listener):
         entry = threading.get_ident(), address
         processes.servers_from_here.append(entry)
         try:
+            _check()
             yield
         finally:
             processes.servers_from_here.remove(entry)
@@ -97,12 +98,33 @@ def _server(listener: socket.socket) -> Iterator[None]:
 
 
 def _check() -> None:
-    from paceline.links.devices import cuda, num_gpus  # imports torch, which commands avoid
+    from paceline.links.devices import num_gpus  # imports torch, which the command line avoids
 
-    if num_gpus() and not cuda.can_fork(computes=True):  # CPUs always work in a fork
+    if not num_gpus():  # CPUs always work in a fork
+        return
+    try:
+        code = processes.output(processes.module_command(__name__), _CHECK_S).returncode
+    except TimeoutError:
+        code = 1
+    if code:
         problem = "cannot be trained in forks of this program: it has used a GPU or run backward()"
         hint = "name the recipe as package.module:factory, or run this program under torchrun"
         raise InvalidInput("model", problem, hint=hint)
+
+
+def main() -> None:
+    """Check that this fork can compute on all of its devices; if not, exit with code 1.
+
+    A fork cannot use GPUs if the parent had initialised CUDA. On a machine with GPUs, a fork cannot
+    run backward() if the parent had run backward(), which starts a thread per GPU.
+    """
+    import torch
+
+    from paceline.links.devices import cuda
+
+    if cuda.is_broken_by_fork():
+        sys.exit(1)
+    torch.ones(1, requires_grad=True).sum().backward()  # RuntimeError if backward cannot run
 
 
 def _serve(listener: socket.socket, parent: int, mask: Iterable[int]) -> NoReturn:

@@ -16,10 +16,9 @@ from torch.profiler import ProfilerActivity
 from paceline.core.errors import InvalidInput, first_line
 from paceline.core.machine import DeviceKind
 from paceline.links.devices.device import Device
-from paceline.native import die_with_parent
 
 _DEVICE_FILES = Path("/dev")
-_FORK_S = 60.0  # deadline for a fork's answer; long, because machine or GPU drivers may be slow
+_FORK_S = 30.0  # deadline for a fork's answer; long, because the machine may be busy
 _HIDDEN = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 
 
@@ -38,34 +37,25 @@ def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", index) for index in range(count))
 
 
-def can_fork(*, computes: bool = False) -> bool:
+def can_fork() -> bool:
     """Return True if forks of this process can use GPUs, because it has not initialised CUDA.
-
-    `computes`: also check that forks can run backward(). On a machine with GPUs they cannot if this
-    process has run backward(), which starts a thread per GPU.
 
     PyTorch tells this only in a fork, so this function forks a process. Also returns False if the
     forked process does not end in time, for example because a library's fork handler hangs.
     """
-    parent = os.getpid()
-    with warnings.catch_warnings():  # Python warns about forking a process with threads
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = os.fork()
     if pid == 0:
-        code = 1
-        try:
-            die_with_parent(parent)
-            is_broken = torch.cuda._is_in_bad_fork()
-            if computes and not is_broken:
-                torch.ones(1, requires_grad=True).sum().backward()  # fails if it cannot run
-            code = int(is_broken)
-        finally:
-            os._exit(code)
+        os._exit(is_broken_by_fork())
     pidfd = os.pidfd_open(pid)
     if not select.select([pidfd], [], [], _FORK_S)[0]:
         os.kill(pid, signal.SIGKILL)
     os.close(pidfd)
     return os.waitpid(pid, 0)[1] == 0
+
+
+def is_broken_by_fork() -> bool:
+    """Return True in a forked process if the parent had initialised CUDA before the fork."""
+    return bool(torch.cuda._is_in_bad_fork())
 
 
 def _why_unusable(warned: Sequence[str]) -> str | None:
