@@ -1,8 +1,10 @@
 """Features of paceline.DataParallel that DDP lacks; test_programs.py compares the others."""
 
 import copy
+import gc
 import re
 import subprocess
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +139,37 @@ def test_a_recorder_records_the_methods_tried_later_too(pair: Ranks):
     for exchange, kinds in pair(recorded, 60):
         assert exchange == "host"
         assert {Kind.D2H.value, Kind.REDUCE.value} <= set(kinds)
+
+
+def tried(slow: list[str]) -> tuple[str, str, bool]:
+    """Return the exchange of the first step, its name in the trials, and whether it was freed."""
+    module, oracle = build(Net)
+    methods = {name: find_strategy(name).runner() for name in EXCHANGES}
+    methods = {name: one.method(find_strategy(name).config()) for name, one in methods.items()}
+    trials = Trials(methods, clock := Ticking(), slow)
+    trying = Trying(module, methods, trials, group=joined(torch.device("cpu"), 20.0))
+    first, name = weakref.ref(trying._gradients), trials.name
+    train(trying, oracle, range(1))
+    used = trying.statistics().exchange
+
+    def before(step: int) -> None:
+        clock.now += 0.02 if trials.name == used else 0.01
+
+    train(trying, oracle, range(1, 60), before)
+    check(trying, oracle)
+    assert trying.statistics().exchange == trials.name != used
+    trying.close()
+    gc.collect()
+    return used, name, first() is None
+
+
+@pytest.mark.parametrize("slow", [[], ["allreduce"]])
+def test_the_first_exchange_is_one_that_may_be_fast_and_is_freed_once_another_is_used(
+    pair: Ranks, slow: list[str]
+):
+    for used, name, is_freed in pair(tried, slow):
+        assert used == name not in slow
+        assert is_freed
 
 
 def closed(exchange: str) -> None:

@@ -1,9 +1,12 @@
 """A backward pass fails on some ranks, and training continues."""
 
+from contextlib import suppress
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.errors import StepDiscarded
 from pair import Failure
@@ -109,6 +112,30 @@ def test_a_failed_step_is_skipped_on_all_ranks_or_refused(ranks, exchange, name)
         [(step, failing.get((rank, step), "StepDiscarded")) for step in steps] for rank in (0, 1)
     ]
     assert found == caught
+
+
+class Sparse(nn.Embedding):
+    """An embedding with sparse gradients, whose backward can fail."""
+
+    def forward(self, words: Tensor, fails: bool) -> Tensor:
+        return _Raise.apply(super().forward(words)) if fails else super().forward(words)
+
+
+def fails_with_sparse_gradients(exchange: str) -> None:
+    """Fail on rank 1 in step 1."""
+    module, _ = build(partial(Sparse, 20, 6, sparse=True))
+    parallel = parallel_of(module, exchange, deadline_s=2.0)
+    for step in range(3):
+        with suppress(OwnError):
+            fails = (dist.get_rank(), step) == (1, 1)
+            parallel(torch.arange(4), fails).square().mean().backward()
+
+
+@pytest.mark.parametrize("exchange", ["host", "tree"])
+def test_a_failed_step_with_only_sparse_gradients_is_refused(pair, exchange):
+    _, failure = pair(fails_with_sparse_gradients, exchange, timeout_s=4.0, errors=True)
+    assert isinstance(failure, Failure)
+    assert failure.fields.get("field") == "exchange"
 
 
 def fails_in_no_sync(exchange: str) -> str:

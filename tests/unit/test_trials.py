@@ -45,12 +45,15 @@ def test_the_first_steps_and_one_slow_step_do_not_count(clock):
 
 
 def test_an_exchange_that_cannot_be_used_is_left_out_and_named(clock):
-    trials = Trials(METHODS, clock)
+    told = []
+    trials = Trials(METHODS, clock, on_decision=told.append)
     train(trials, clock, lambda name, _: 0.02, steps=10)
     trials.finish_measurement(joined(torch.device("cpu")))
     assert trials.name == "host"
     trials.fail(InvalidInput("memory", "there is none"))
     assert trials.name == "tree"
+    assert "host" in told[0]
+    assert "there is none" in told[0]
     for figure in ("tree: ", "allreduce 20 ms", "host", "memory: "):
         assert figure in trials.why()
     assert train(trials, clock, lambda name, _: 0.03, steps=60)[-1] == "allreduce"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from math import inf, isfinite
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, SerializationInfo
 
@@ -70,9 +70,9 @@ WITH_UNITS = "with units"  # context of `model_dump` in which quantities become 
 def _written(unit: str) -> PlainSerializer:
     """Return a serializer that formats a value as `quantity` does, if the context asks for it."""
 
-    def write(value: float, info: SerializationInfo) -> float | str:
+    def write(value: float, info: SerializationInfo) -> Any:
         text = quantity(value, unit) if info.context == WITH_UNITS else None
-        return value if text is None else text
+        return float(value) if text is None else text
 
     return PlainSerializer(write)
 

@@ -77,8 +77,8 @@ class ComputeStep:
         return Task(TaskId(step, Kind.STEP, "", worker), on, self.update, after)
 
 
-# Yields the tasks of the exchange of a chunk's sums between hosts, given the step and the task that
-# sums the chunk on each host. Returns, for each host, the task after which it has the whole sum.
+# A function of the step and of the task that sums a chunk on each host. It yields the tasks that
+# exchange these sums between hosts, and returns each host's task after which it has the whole sum.
 Between = Callable[[int, TaskId], Generator[Task, None, Sequence[TaskId]]]
 
 

@@ -200,9 +200,9 @@ class Shares:
     num_servers: int
 
     def tasks(self, step: int, summed: TaskId) -> Generator[Task, None, list[TaskId]]:
-        """Yield the tasks that sum the chunk, let any servers update, and return the result.
+        """Yield the tasks that sum the chunk, let any servers update, and send the result back.
 
-        Returns, for each host, the last task.
+        Returns the last task, once per host.
         """
         before = summed
         for kind, part, on, cost in self._stages:

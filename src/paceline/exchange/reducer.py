@@ -374,7 +374,10 @@ class Reducer(Listener):
         if not self._is_arranged:
             # the other ranks wait for this rank's order of gradients: tell them that it failed
             self._agreed_order(None)
-        elif self._chunks:
+        elif not self._chunks:
+            problem = "cannot discard a step of sparse gradients after a failed backward pass"
+            raise InvalidInput("exchange", problem, hint="end the run on all ranks")
+        else:
             if not began:  # backward failed before the first gradient was ready
                 self.began()
             self._opened().discard()

@@ -53,6 +53,7 @@ class Synchronized(DistributedDataParallel):
     logger: Any
     _gradients: Reducer | TorchAllReduce | None = None
     _reducer_recorder: Recorder | None = None
+    _end: "weakref.finalize[..., Any] | None" = None  # closes the reducer once this is garbage
     _tries = False  # True if a subclass's `_exchanged` tries several methods
 
     def __init__(
@@ -125,8 +126,10 @@ class Synchronized(DistributedDataParallel):
             self._passing_sync_batchnorm_handle(self.module)
         else:
             self._gradients.register(self.reducer, self._reducer_recorder)
-        end = weakref.finalize(self, self._gradients.close)
-        end.atexit = False  # not at interpreter exit, when `close` could wait for lost ranks
+        if self._end is not None:
+            self._end.detach()  # so that it no longer keeps the former reducer in memory
+        self._end = weakref.finalize(self, self._gradients.close)
+        self._end.atexit = False  # not at interpreter exit, when `close` could wait for lost ranks
 
     def _create_reducer(
         self, method: Method, parameters: Sequence[nn.Parameter], is_sparse: Sequence[bool]
@@ -312,7 +315,7 @@ class Synchronized(DistributedDataParallel):
         if not self._is_alone:
             self._check_default_group()
         of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}
-        of_process |= {"_trainable", "_frozen", "_types", "_reducer_recorder"}
+        of_process |= {"_trainable", "_frozen", "_types", "_reducer_recorder", "_end"}
         return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

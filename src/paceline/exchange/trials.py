@@ -49,7 +49,7 @@ class Trials(Choice):
 
     @property
     def due(self) -> bool:
-        """Whether all ranks must call `finish_measurement`, to continue or to end the trials."""
+        """Whether all ranks must call `finish_measurement` now: a turn or all trials are over."""
         if self._num_exchanged >= self._last_step:
             return not self.settled
         return self.num_steps is not None and len(self._marks) > self.num_steps
@@ -92,8 +92,10 @@ class Trials(Choice):
 
     def fail(self, error: InvalidInput) -> None:
         """Stop trying the current exchange, which has raised `error`."""
-        self._failed[self.name] = str(error)
+        self._failed[self.name], was_settled = str(error), self.settled
+        self._on_decision(f"auto: {self.name} cannot be used: {error}")
         self.drop()
+        self._report(was_settled)
 
     def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
         """Return a line of text about the exchange in use, and the measured step times.
@@ -120,8 +122,9 @@ class Trials(Choice):
 class Trying(Synchronized):
     """Averages gradients by several methods in turns, and then by the fastest.
 
-    `candidates`: the methods by name. `trials`: chooses among these names; None: the first method
-    is used. Other arguments: see `Synchronized`. All ranks change to another method together.
+    `candidates`: the methods by name. `trials`: chooses among these names; None: no trials yet, and
+    the first method is used. Other arguments: see `Synchronized`. All ranks change to another
+    method together.
     """
 
     _trials: Trials | None = None
@@ -135,7 +138,8 @@ class Trying(Synchronized):
         deadline_s: float | None = None,
         **arguments: Any,
     ) -> None:
-        self._candidates, self._used = candidates, next(iter(candidates))
+        self._candidates = candidates
+        self._used = next(iter(candidates)) if trials is None else trials.name
         self._tries = len(candidates) > 1
         super().__init__(module, candidates[self._used], deadline_s, **arguments)
         self._trials = trials
@@ -153,13 +157,14 @@ class Trying(Synchronized):
         assert used is not None  # not None, because only a reducer calls this method
         trials.finish_measurement(self._join(), used.chunk, used.is_searched)
         while self._next is None and self._used != trials.name:
+            method, prepared = self._candidates[trials.name], None
             try:
-                method = self._candidates[trials.name]
-                parameters = self._build_params_for_reducer()
-                prepared = self._create_reducer(method, *parameters)
+                prepared = self._create_reducer(method, *self._build_params_for_reducer())
                 prepared.open()
                 self._next = trials.name, prepared
             except InvalidInput as error:  # raised on all ranks, so all ranks drop this method
+                if prepared is not None:
+                    prepared.close()
                 trials.fail(error)
 
     def _before_forward(self) -> None:

@@ -162,7 +162,8 @@ class DataParallel(Trying):
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a communication hook; from then on, exchange "auto" uses torch's reducer."""
-        if self._method.compression is not None:
+        tried = () if self._trials is None else self._candidates.values()
+        if any(one.compression is not None for one in (self._method, *tried)):
             problem = "cannot be combined with the option codec, which uses its own hook"
             raise InvalidInput("register_comm_hook", problem)
         if self._trials is not None:

@@ -215,7 +215,7 @@ class TimedCell(ScaleCell):
         return self.spread or (self.epoch_s, self.epoch_s)
 
     def differs_from(self, other: "TimedCell") -> bool:
-        """Return whether the ranges are disjoint of two cells whose epochs have equal samples."""
+        """Return whether the ranges of two epoch times are disjoint, for epochs of one size."""
         (low, high), (other_low, other_high) = self.range_s, other.range_s
         return high < other_low or other_high < low
 

@@ -24,7 +24,6 @@ from paceline.core.settings import (
     read_list,
 )
 from paceline.core.strategy import Strategy, codec_fields, number_of
-from paceline.core.wire_format import check_codec
 from paceline.planner.device_speed import Precision
 from paceline.strategies import EXCHANGES, STRATEGIES, find_runnable
 
@@ -183,7 +182,12 @@ def without_shorthands(given: Mapping[str, Any], strategy: Strategy) -> dict[str
         return others | {"options": options}
     if not isinstance(given["codec"], str):
         raise InvalidInput("codec", "must be text", got=given["codec"])
-    for field, value in _codecs(given["codec"], strategy).items():
+    codecs = _codecs(given["codec"], strategy)
+    try:
+        validated(strategy.config, codecs)
+    except InvalidInput as error:
+        raise InvalidInput("codec", error.problem) from None
+    for field, value in codecs.items():
         if options.get(field, value) != value:
             problem = f"contradicts option {field}={options[field]}"
             raise InvalidInput("codec", problem, got=given["codec"], hint="give only one of them")
@@ -252,7 +256,7 @@ def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
     """Parse the setting `codec`; return options and their codecs, with None for "none"."""
     fields = codec_fields(strategy.config())
     if fields == ("codec",):
-        return {"codec": None if text == "none" else check_codec(text)}
+        return {"codec": None if text == "none" else text}
     options: dict[str, Any] = {}
     for part in text.split(","):
         purpose, equals, codec = (word.strip() for word in part.partition("="))
@@ -262,5 +266,5 @@ def _codecs(text: str, strategy: Strategy) -> dict[str, Any]:
             raise not_known("codec", purpose, fields)
         if purpose in options:
             raise InvalidInput("codec", f"has two values for {purpose}", got=text)
-        options[purpose] = None if codec == "none" else check_codec(codec)
+        options[purpose] = None if codec == "none" else codec
     return options

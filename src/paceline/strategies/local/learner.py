@@ -30,7 +30,8 @@ _PART, _VALUES = "local_updates", "values"  # names in a checkpoint
 class LocalModel(WholeModel, ModelReplica):
     """Takes the inner steps of a rank by `replica`, and exchanges parameters once per round.
 
-    To the training loop, it also is the replica: it exchanges parameters instead of gradients.
+    The training loop also uses this object as its replica, which exchanges parameters instead of
+    gradients.
 
     A checkpoint contains the averaged model, from which any number of ranks can resume, and each
     rank's parameters and optimizer state, from which the same number of ranks resumes bit for bit.
