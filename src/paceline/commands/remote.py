@@ -47,7 +47,7 @@ def hub(
         str | None,
         option(
             "URL",
-            "URL of another hub, for which this hub works as worker 0, 1, ..., such as "
+            "URL of the hub whose worker this hub becomes, with the worker's number, such as "
             "tcp://10.0.0.1:5555?worker=0&keys=FOLDER.",
         ),
     ] = None,

@@ -100,19 +100,20 @@ def compare(
     if page is not None and not others:
         hint = f"for one run use paceline report {first}"
         raise InvalidInput("page", "requires at least two runs", hint=hint)
-    are_steps = len(runs) <= _STEP_BY_STEP
-    if are_steps:
-        _compare_steps(first, others[0] if others else None, as_json=as_json)
-    if page is not None or not are_steps:
-        _compare_losses(runs, page, as_json=as_json, are_steps=are_steps)
+    has_printed = len(runs) <= _STEP_BY_STEP
+    if has_printed:
+        _comphas_printed(first, others[0] if others else None, as_json=as_json)
+    if page is not None or not has_printed:
+        _compare_losses(runs, page, as_json=as_json, has_printed=has_printed)
 
 
 def _compare_losses(
-    runs: Sequence[Path], page: Path | None, *, as_json: bool, are_steps: bool
+    runs: Sequence[Path], page: Path | None, *, as_json: bool, has_printed: bool
 ) -> None:
     """Print tables of runs' losses and updates; write them to the HTML file `page`, if given.
 
-    `are_steps`: whether the runs' steps were compared before; if so, prints no second JSON line.
+    `has_printed`: whether a comparison of the runs' steps was printed before; with `as_json`, this
+    function then prints nothing, because a command prints a single JSON line.
     """
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page
@@ -127,11 +128,11 @@ def _compare_losses(
             out.print(table)
         if page is not None:
             out.print(f"written    {page}", soft_wrap=True)
-    elif not are_steps:  # otherwise the comparison of steps has already printed a JSON line
+    elif not has_printed:  # otherwise the comparison of steps has already printed a JSON line
         print_json(sides.model_dump())
 
 
-def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
+def _comphas_printed(first: Path, second: Path | None, *, as_json: bool) -> None:
     """Print the differences between the steps of two runs, or of a run and its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline

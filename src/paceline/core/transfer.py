@@ -37,10 +37,10 @@ class Ring:
     neighbours. If direct links between GPUs (`core.ring_search`) or rails between hosts allow
     several rings, each ring carries a share of the bytes.
 
-    `load`: for each hop, the bytes on it per byte that a rank sends; below 1 if only some rings use
-    the hop. `held`: resources that the planned ranks hold during the exchange. `num_ranks` also
-    counts ranks that the plan of a `Symmetric` machine leaves out. `cores`: resources that are also
-    held if a link uses cores.
+    `load`: for each hop, (bytes over the hop) / (bytes that one rank sends); below 1 if only some
+    rings use the hop. `held`: resources that the planned ranks always hold during the exchange.
+    `cores`: resources that they hold, too, if a link uses cores. `num_ranks` also counts ranks that
+    the plan of a `Symmetric` machine leaves out.
     """
 
     num_ranks: int

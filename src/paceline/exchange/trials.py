@@ -49,7 +49,7 @@ class Trials(Choice):
 
     @property
     def due(self) -> bool:
-        """Whether all ranks must call `finish_measurement` now: a turn or all trials are over."""
+        """Whether enough steps were timed, so that all ranks must call `finish_measurement` now."""
         if self._num_exchanged >= self._last_step:
             return not self.settled
         return self.num_steps is not None and len(self._marks) > self.num_steps

@@ -132,7 +132,7 @@ def profile_device(
 
 
 def device_name(kind: str, number: int) -> str:
-    """Return a device's name in plans, such as "gpu1"; number 0 is the hub."""
+    """Return a device's name in plans, such as "gpu1"; the hub's device has number 0."""
     return f"{kind}{number}"
 
 

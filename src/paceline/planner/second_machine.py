@@ -149,7 +149,7 @@ class _Question:
         of the links between hosts; None means as in the machine file.
         """
         speeds = [1.0 if one.host == self.first else speed for one in self.machine.devices]
-        # Strategy local plans unequal batches; only plans with equal batches need scaled speeds.
+        # Plans other than those of strategy local assume equal batches: see `_evened`.
         factors = speeds if exchange == "local" else self._evened(speeds)
         if factors is None:
             return False

@@ -172,9 +172,10 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 
 
 def _epoch_seconds(workers: PricedWorkers, num_samples: int) -> tuple[float, float]:
-    """Simulate an epoch batch by batch; return the simulated and the extrapolated seconds.
+    """Predict an epoch's duration: the sum of the simulated and the extrapolated seconds.
 
-    The epoch takes the sum of both.
+    In long epochs, only the first batches and as many samples at the end are simulated; the seconds
+    of the middle are extrapolated.
     """
     left, num_batches, extrapolated_s = num_samples, 0, 0.0
     free = [(0.0, worker) for worker in range(len(workers.specs))]

@@ -3,10 +3,11 @@
     worker0 compute   load body's forward | head 0 | head 1 | ... | body's backward       |  step
     exchange                      [gather 0][gather 1] [return 0] [return P-1] [layer 2][layer 1]
 
-Each worker runs the body on a separate batch. For each of P sub-batches, all workers gather 1/P of
-the activations of all bodies, run the head together, and return the activation gradients (`return
-0` for sub-batch 0); meanwhile, they gather the next sub-batch. After the last sub-batch, workers
-run the backward pass of the body, and average its gradients layer by layer (`layer 2`). Workers
+Each worker runs the body on a separate batch. The step has P sub-batches, numbered 0 to P-1. For
+each of them, all workers gather 1/P of the activations of all bodies, run the head together, and
+return the activation gradients (`return 0`); meanwhile, they gather the next sub-batch. After the
+last sub-batch, workers run the backward pass of the body, and average the gradients of its layers,
+here 2 and 1, layer by layer. Workers
 never send the head's parameter gradients. With `updates="sub-batch"`, a layer of the head is
 updated before it computes the next sub-batch.
 
@@ -15,11 +16,11 @@ A sub-batch in a head of two layers:
     worker0 compute        [fc1][fc2]        | [fc2 input][fc2 weight][fc1 input][fc1 weight]
     exchange        [send 1]  [send 2] [loss]             [reduce 2]               [reduce 1]
 
-Each worker has some outputs of every layer of the head. A linear layer's inputs are gathered from
-all workers. The gradients of these inputs are summed over workers, and each worker receives the
-sums for the inputs that it sent. For the loss, workers exchange three values per row of their
-logits. A row is a sample or, in a language model, a token. During the body's forward, workers
-exchange all targets.
+The head's layers are split by their outputs: each worker computes some outputs of every layer. A
+linear layer's inputs are gathered from all workers. The gradients of these inputs are summed over
+workers, and each worker receives the sums for the inputs that it sent. For the loss, workers
+exchange three values per row of their logits. A row is a sample or, in a language model, a token.
+During the body's forward, workers exchange all targets.
 """
 
 from collections.abc import Generator, Iterator, Mapping

@@ -34,7 +34,7 @@ _COPIES = {
 
 
 def recorders_of(server: ParameterServer, window: range = ALL_STEPS) -> list[WorkerRecorder]:
-    """Record the server's forwards, backwards and updates; return one recorder per worker.
+    """Record the work of the hub (head and updates); return a recorder for each worker's steps.
 
     `window`: the numbers of the steps to record.
     """
