@@ -102,7 +102,7 @@ def compare(
         raise InvalidInput("page", "requires at least two runs", hint=hint)
     has_printed = len(runs) <= _STEP_BY_STEP
     if has_printed:
-        _comphas_printed(first, others[0] if others else None, as_json=as_json)
+        _compare_steps(first, others[0] if others else None, as_json=as_json)
     if page is not None or not has_printed:
         _compare_losses(runs, page, as_json=as_json, has_printed=has_printed)
 
@@ -132,7 +132,7 @@ def _compare_losses(
         print_json(sides.model_dump())
 
 
-def _comphas_printed(first: Path, second: Path | None, *, as_json: bool) -> None:
+def _compare_steps(first: Path, second: Path | None, *, as_json: bool) -> None:
     """Print the differences between the steps of two runs, or of a run and its prediction."""
     from paceline.core.compare import compare as compare_timelines
     from paceline.record.trace import read_timeline
