@@ -46,7 +46,7 @@ _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; `is_newer`: true for step-N, false for the step-N.old that it replaces."""
+    """A checkpoint folder; `is_newer`: true for step-N, false for step-N.old, now replaced."""
 
     step: int
     is_newer: bool

@@ -172,7 +172,7 @@ def predict(
 
     `steps`: chunk times of steps in which every layer was a chunk. `step_s`: duration of such a
     step, returned for all sizes if `steps` is empty. Assumes that chunks are exchanged one after
-    another. If the last sum is ready later than with single layers, the step ends as much later, too.
+    another, and that a delay of the last sum, compared to single layers, delays the step equally.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

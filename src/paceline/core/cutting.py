@@ -41,7 +41,7 @@ class Split(NamedTuple):
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Split before layer `first` (an index); if it is len(layers), the head is only the loss."""
+        """Split before layer `first`, an index; for len(layers), the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
         in_body = tuple(i for i in order if i < first)
         in_head = tuple(i - first for i in order if i >= first)
