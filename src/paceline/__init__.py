@@ -12,7 +12,7 @@ if sys.platform != "linux":
         "On Windows, install Paceline in WSL 2; on macOS, in a Linux container."
     )
 
-# Imported after the check, so that other systems get its error, and not one of this import.
+# Imported after the check, so that other systems get the error above, not an import error.
 from paceline.core.importing import lazily
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ _OLD, _PARTIAL = ".old", ".partial-"
 
 
 class _Found(NamedTuple):
-    """A checkpoint folder; `is_newer` is false for a folder step-N.old, true for step-N."""
+    """A checkpoint folder; `is_newer`: true for step-N, false for step-N.old, now replaced."""
 
     step: int
     is_newer: bool
@@ -218,7 +218,10 @@ class CheckpointFolder:
         return path
 
     def _remove_others(self, step: int) -> None:
-        """Remove checkpoints that are later, damaged or `.old`; keep the `keep` newest others."""
+        """Remove checkpoints that are later than `step`, damaged or `.old`.
+
+        Of the other checkpoints, keep only the newest `keep`.
+        """
         found = self._found()
         whole = [one for one in found if one.is_newer and one.path not in self._damaged]
         kept = [one for one in whole if one.step <= step][-self._keep :]
@@ -230,7 +233,7 @@ class CheckpointFolder:
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove folders that killed writers left behind; restore undamaged `.old` checkpoints."""
+        """Remove what killed writers left; rename step-N.old to step-N if that is unusable."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():

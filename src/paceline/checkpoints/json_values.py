@@ -120,7 +120,7 @@ def apart(value: Json) -> tuple[Json, Tensors]:
 
 
 def together(values: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the nested value from which `apart` has made plain values and tensors.
+    """Join the plain values and tensors that `apart` returned, and return the nested value.
 
     Raises LookupError or TypeError if `values` or `tensors` are not results of `apart`.
     """

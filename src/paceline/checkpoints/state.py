@@ -65,10 +65,10 @@ def check_fits(
 def check_same(
     field: str, what: str, wanted: Mapping[str, object], found: Mapping[str, object]
 ) -> None:
-    """Raise InvalidInput unless the run's items `wanted` equal the checkpoint's items `found`.
+    """Raise InvalidInput if items of this run (`wanted`) and of the checkpoint (`found`) differ.
 
-    `field`: the subject of the error, such as "model". `what`: what the error calls an item, such
-    as "tensor".
+    For the error, `field` is its subject, such as "model"; `what` is a word for the items, such as
+    "tensor".
     """
     lines = [f"{what} {name!r} is not in the checkpoint" for name in wanted.keys() - found.keys()]
     lines += [f"{what} {name!r} is in the checkpoint only" for name in found.keys() - wanted.keys()]
@@ -174,9 +174,10 @@ def optimizer_state(
 def _parted(
     values: Mapping[str, Any], prefix: str, device: torch.device, tensors: Tensors
 ) -> _Values:
-    """Return the plain values of a dict; add its tensors to `tensors` as PREFIX/KEY.
+    """Return a dict's plain values and its tensors' places; add the tensors to `tensors`.
 
-    The result marks tensors on `device` (the parameter's device) as _PARAMETER, others as _HOST.
+    A tensor gets the name PREFIX/KEY. Its place is _PARAMETER if it is on `device`, the device of
+    the parameter; otherwise _HOST.
     """
     plain, places = {}, {}
     for key, value in values.items():

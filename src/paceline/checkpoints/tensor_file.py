@@ -56,7 +56,7 @@ def in_file_order(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def header(ordered: Mapping[str, Tensor]) -> bytes:
-    """Return the header of a file with tensors in this order; meta tensors are accepted, too."""
+    """Return a file's header; `ordered`: its tensors in file order (meta tensors suffice)."""
     listed: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for name, tensor in ordered.items():

@@ -38,8 +38,8 @@ class BackgroundWriter:
         self._copies: Tensors = {}
         self._thread = CallThread("paceline checkpoints", goes_on=True)
         self._writing: Future[object] | None = None
-        # `_step`: step of the last checkpoint begun. `_has_warned`: whether a checkpoint has been
-        # skipped since then, with a warning.
+        # `_step`: step of the last checkpoint begun. `_has_warned`: whether a later checkpoint was
+        # skipped with a warning.
         self._step, self._has_warned = 0, False
 
     def save(

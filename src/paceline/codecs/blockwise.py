@@ -15,8 +15,8 @@ from paceline.core.names import not_known
 class BlockCodec(Codec):
     """Base class of codecs that divide each block of values by a scale before rounding.
 
-    A block's scale is its largest magnitude, and is sent as 4 bytes for each block of `block_size`
-    values. If `offset` is set, it is the scale of all blocks, and is not sent.
+    A block has `block_size` values. Its scale is their largest magnitude, and is sent as 4 bytes.
+    If `offset` is set, all blocks have this number as their scale, which is not sent.
     """
 
     type: str
@@ -60,7 +60,7 @@ class BlockCodec(Codec):
         return (4 * -(-count // self.block_size), codes) if self.offset is None else (codes,)
 
     def _block_size(self, count: int) -> int:
-        """Return the smaller of `block_size` and `count`, rounded up to fill whole bytes."""
+        """Return `block_size` or, if less, `count` rounded up to whole bytes of codes."""
         per_byte = 8 // table(self.type).num_bits
         return min(self.block_size, max(1, -(-count // per_byte)) * per_byte)
 
@@ -80,7 +80,7 @@ class BlockCodec(Codec):
 
 @dataclass(frozen=True)
 class EightBit(BlockCodec):
-    """Encodes each value in eight bits, with the table `type` of `TABLES`.
+    """Encodes each value in eight bits, with the magnitudes `TABLES[type]`.
 
     `offset`: the scale of all blocks, which is not sent; larger magnitudes are clipped to the
     offset. If None, each block has its own scale. Dettmers 2016, section 3.1, uses offsets of 10
@@ -102,7 +102,7 @@ class EightBit(BlockCodec):
 
 @dataclass(frozen=True)
 class FourBit(BlockCodec):
-    """Encodes each value in four bits, with the table `type` of `FOUR_BIT_TABLES`.
+    """Encodes each value in four bits, with the magnitudes `FOUR_BIT_TABLES[type]`.
 
     `block_size` must be even.
     """
@@ -119,5 +119,5 @@ class FourBit(BlockCodec):
 
     @property
     def encodes_sums(self) -> bool:
-        """False, because encoding a sum of decoded values would round the values twice."""
+        """False: ranks do not encode sums of decoded values, which would be rounded twice."""
         return False

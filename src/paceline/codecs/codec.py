@@ -78,7 +78,7 @@ class Codec(Protocol):
 
     @property
     def encodes_sums(self) -> bool:
-        """Whether an all-reduce may encode partial sums; if not, only the ranks' own values."""
+        """Whether an all-reduce may encode sums; if not, ranks encode only their own values."""
         return True
 
     def encode(self, values: Tensor) -> Payload:

@@ -54,7 +54,7 @@ class ErrorFeedback:
         return {} if self._error is None else {"error": self._error.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the error that `state_dict` returned, from a checkpoint."""
+        """Restore the error from `state`, which `state_dict` returned."""
         error = state.get("error")
         self._error = None if error is None else error.clone()
 

@@ -135,9 +135,9 @@ def _sizes(
     sizes: Sequence[int] | None,
     what: str,
 ) -> tuple[int, ...]:
-    """Return each rank's number of rows; if `sizes` is None, the ranks exchange these numbers.
+    """Return each rank's number of rows: `sizes` or, if None, numbers that the ranks exchange.
 
-    In this exchange, raises InvalidInput if ranks differ in dtype, row shape or codec.
+    If they exchange numbers, raises InvalidInput if ranks differ in dtype, row shape or codec.
     """
     ranks = ranks_of(group)
     if sizes is not None:
@@ -167,8 +167,8 @@ class RowExchange:
     `sizes`: each rank's number of rows. `in_forward`: if true, `traffic` counts the bytes as
     activations; if false, as activation gradients. `what`: name of the rows in errors. All ranks
     must begin their exchanges in the same order. Each thread that exchanges rows needs its own
-    group. The rows are copied before a method returns. But in a group of one rank, the result is a
-    detached view of the rows, which are neither encoded nor sent.
+    group. Methods copy the rows, so the caller may change them afterwards. But in a group of one
+    rank, methods copy, encode and send nothing: the result is a detached view of the rows.
     """
 
     codec: str | Codec | None
@@ -196,7 +196,7 @@ class RowExchange:
 
         def finish() -> Tensor:
             rows = posted.wait()
-            rows[own] = row  # decode this rank's own row, too, for the same bits on every rank
+            rows[own] = row  # encoded like the others, so that all ranks decode the same bits
             whole = torch.empty(sum(counts), dtype=dtype, device=row.device)
             found = []
             for one, part in zip(rows, whole.split(counts), strict=True):

@@ -39,7 +39,7 @@ get = find_codec  # the public name: paceline.codecs.get
 
 
 def factory_of(codec: str | Codec) -> Callable[[], Codec]:
-    """Return a function to be called once per tensor, which returns the codec of this tensor.
+    """Return a function that creates a tensor's codec; call it once for each tensor.
 
     For a codec with error feedback, each call returns a new `ErrorFeedback`, because each tensor
     has its own error. All these `ErrorFeedback` wrap the same codec, so a `Threshold` counts the

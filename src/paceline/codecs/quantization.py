@@ -117,7 +117,7 @@ def encode(values: Tensor, scales: Tensor, block_size: int, table: QuantizationT
     """Divide each value by its block's scale, and return the nearest codes, uint8 [count].
 
     Quotients are rounded to float32, and clipped to the largest magnitude. Non-finite values, and
-    all values of a block with scale 0, become zero. The code of zero has no sign bit.
+    all values of a block with scale 0, become zero. Zero always has the code 0.
     """
     quotients = in_blocks(finite(values), block_size) / scales.unsqueeze(1)
     # Avoid NaN from 0 / 0: a block of zeros has the scale 0.

@@ -20,8 +20,8 @@ from paceline.links.devices import device_of
 _INFINITY = tl.constexpr(0x7F800000)  # bits of infinity, larger than the bits of finite magnitudes
 _NOTHING = tl.constexpr(2.0**-30)  # a small quotient, which every table encodes as zero
 _NUM_THRESHOLDS = tl.constexpr(7)  # thresholds between the 8 magnitudes of a 4-bit type
-# A tile has `COLUMNS` values. To compute the scale of a longer block (up to `MOST_COLUMNS` values),
-# a tile contains the whole block. The scales of even longer blocks are computed before, in torch.
+# A tile has `COLUMNS` values. But to compute the scale of a longer block, a tile contains the whole
+# block, at most `MOST_COLUMNS` values. The scales of even longer blocks are computed in torch.
 COLUMNS = 1024
 MOST_COLUMNS = 8192
 # Each of a warp's 32 threads encodes 8 values, or decodes 4 values (one access of 16 bytes).
@@ -163,7 +163,7 @@ def _tile_at(count, block_size, num_parts, num_rows: tl.constexpr, num_columns: 
     rows = tl.arange(0, num_rows)[:, None]
     columns = tl.arange(0, num_columns)[None, :]
     inside = (rows >= 0) & (columns < block_size - first)
-    left = tl.minimum(count - begin, 2**30).to(tl.int32)  # offsets are 32-bit integers
+    left = tl.minimum(count - begin, 2**30).to(tl.int32)  # must fit in 32 bits, as offsets do
     reach = (num_rows - 1) * block_size + num_columns
     return block, begin, rows * block_size + columns, inside, left, reach <= left
 
@@ -302,14 +302,15 @@ def _meanings(table: QuantizationTable, device: torch.device) -> Tensor:
 def cells_of(table: QuantizationTable) -> tuple[int, Tensor]:
     """Return the lookup table of an 8-bit type: the first cell's number, and the entries, int32.
 
-    A cell is the range of quotients (float32) that have the same upper 16 bits, the cell's number.
+    A cell is a range of quotients (float32) with equal upper 16 bits, which are the cell's number.
     It contains at most one threshold. The upper 16 bits of a cell's entry are the number of
     thresholds in earlier cells. The entry's lower 16 bits are 0xffff minus the threshold's lower 16
     bits, or zero if the cell has no threshold.
 
-    `encode_tile` adds the quotient's lower 16 bits to the entry. This carries if the quotient is
-    above the threshold, so the upper 16 bits of the sum are the magnitude's index. The first and
-    the last cell have no threshold; smaller quotients use the first cell, and larger ones the last.
+    `encode_tile` adds the quotient's lower 16 bits to the entry. If the quotient is above the
+    threshold, the addition carries into the upper 16 bits, which are then the magnitude's index.
+    The first and the last cell have no threshold. Quotients below the first cell use the first
+    cell; quotients above the last cell use the last cell.
     """
     bits = table.thresholds.view(torch.int32)
     upper = bits >> 16

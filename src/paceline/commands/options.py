@@ -180,8 +180,8 @@ def _parameter(
     def completed(incomplete: str) -> list[str]:
         return [one for one in choices if one.startswith(incomplete)]
 
-    # Typer's default is None, so that options which the user did not give are left out, and a
-    # strategy can have another default. Pydantic parses the values.
+    # Typer's default is None, which marks an option that the user did not give. Its real default
+    # may depend on the strategy. Pydantic parses given values.
     text = f"{field.description}{_shown_default(name, field, strategies)}"
     if name == "options" and without_option:
         names = ", ".join(without_option) if len(without_option) < 9 else "other keys of run.toml"
@@ -211,7 +211,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 
 def _shown_default(name: str, field: FieldInfo, strategies: list[Strategy]) -> str:
-    """Format a field's default for the help, then the different defaults of some strategies."""
+    """Format a field's default for the help, followed by strategies' own defaults, if any."""
     named = {one.name: one.options.defaults for one in strategies}
     own = {of: defaults[name] for of, defaults in named.items() if name in defaults}
     usual = field.default

@@ -14,7 +14,7 @@ from paceline.core.timeline import Origin, Timeline
 from paceline.records.profile import ProfileSettings, validated_profile
 from paceline.records.scale import ScaleSettings
 
-_STEP_BY_STEP = 2  # `compare` compares steps only of up to so many runs, losses of any number
+_STEP_BY_STEP = 2  # maximum number of runs whose steps `compare` compares; losses: no maximum
 
 
 def probe(
@@ -112,8 +112,8 @@ def _compare_losses(
 ) -> None:
     """Print tables of runs' losses and updates; write them to the HTML file `page`, if given.
 
-    `has_printed`: whether a comparison of the runs' steps was printed before; with `as_json`, this
-    function then prints nothing, because a command prints a single JSON line.
+    `has_printed`: whether the command has already printed a comparison of the runs' steps. If so,
+    and with `as_json`, prints nothing, because a command prints a single JSON line.
     """
     from paceline.report.comparison import page_of, side_by_side, side_by_side_tables
     from paceline.report.page import write_page

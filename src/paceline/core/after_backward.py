@@ -5,9 +5,9 @@
     T       the largest T_BP^i: backward with the exchange of strategy `host`    (definition 3.3)
     T'      backward, then the exchange of strategy `tree`                       (definition 3.4)
 
-Strategy `host` sums gradients in host memory during backward, `tree` in a binary tree after it. If
-T is smaller than T', `host` is faster. The paper adds up times as if copies never waited for other
-copies; here the times come from a simulated step, in which copies do wait.
+Strategy `host` sums gradients in host memory, during backward. Strategy `tree` sums them in a
+binary tree, after backward. If T is smaller than T', `host` is faster. In the paper, copies never
+wait for other copies; here the times come from a simulated step, in which copies do wait.
 """
 
 from collections import defaultdict

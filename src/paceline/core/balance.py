@@ -21,7 +21,7 @@ def apportion(
         for speed, bound in zip(exact, most or [None] * len(exact), strict=True)
     ]
     if sum(able) < num_samples:
-        raise ValueError(f"most: limits must sum to at least {num_samples} samples (got {able})")
+        raise ValueError(f"most: workers' limits must sum to at least {num_samples} (got {able})")
     # A worker whose share would exceed its limit gets the limit; the others divide the rest.
     full: set[int] = set()
     while True:
@@ -44,11 +44,11 @@ def apportion(
 
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
-# Shares change only if a step becomes shorter by more than the tolerance, a fraction of the step.
-# For the first interval it is `_TOLERANCE`; for long ones it shrinks to `_LEAST_PART` of this.
+# Shares change only if this shortens a step by more than the tolerance, a fraction of its time. The
+# tolerance is `_TOLERANCE` in a first interval, but only `_TOLERANCE` * `_LEAST_PART` in long ones.
 _TOLERANCE = 0.05
 _LEAST_PART = 0.4
-# If a rank has no samples, each `record` multiplies its last known seconds per sample by this.
+# Each `record` multiplies the seconds per sample of a rank without samples by this factor.
 _REGAINED = 0.99
 
 

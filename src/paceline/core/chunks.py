@@ -1,8 +1,8 @@
 """Chunks of layers whose gradients are exchanged together, and searches for the best size.
 
 Searches run during training, and measure the time of steps (Le et al. 2018, sections 4.1 and 4.2).
-They try only sizes below the number of layers. With this number or more, `chunks` makes every layer
-a chunk of its own, as with size 1.
+They try only sizes below the number of layers. From that size on, `chunks` makes every layer a
+chunk of its own, as for size 1.
 """
 
 from abc import ABC, abstractmethod
@@ -91,7 +91,7 @@ class RuntimeSearch(ChunkTuner):
         self._best_chunk, self._lapse_min = 1, inf
 
     def _judge(self, seconds: Sequence[float]) -> None:
-        """Carry out lines 8 to 24 of Algorithm 1; beyond the search's range, end the search."""
+        """Carry out lines 8 to 24 of Algorithm 1; end the search if the size is out of range."""
         if self.chunk < self._best_chunk + self._step * self._range:
             lapse = fsum(seconds)
             self.trials += (Trial(self.chunk, None, lapse / self.interval),)
@@ -172,7 +172,7 @@ def predict(
 
     `steps`: chunk times of steps in which every layer was a chunk. `step_s`: duration of such a
     step, returned for all sizes if `steps` is empty. Assumes that chunks are exchanged one after
-    another. If the last sum is ready later than with single layers, so is the end of the step.
+    another, and that a delay of the last sum, compared to single layers, delays the step equally.
     """
     if not steps:
         return dict.fromkeys(sizes, step_s)

@@ -23,11 +23,11 @@ from paceline.core.facts import BytesPerSecond, Fact, Name, Seconds, Source
 from paceline.core.machine import Device, Host, Machine, RingPeers, Station, Switch
 from paceline.core.network import Hop, Link
 
-# Maximum numbers of workers. The first is for plans with the tasks of every worker; planning takes
-# about 5 s. The second is for strategies that plan only one node's tasks if the workers fill all
-# nodes; if not, such a strategy may plan every worker's tasks for many chunk sizes.
+# `_MOST_EXPANDED`: maximum number of workers in a plan with every worker's tasks; planning takes
+# about 5 s. `_MOST_UNEVEN`: maximum number that need not fill all nodes, for a strategy that else
+# plans only one node; it may then plan every worker's tasks for many chunk sizes.
 _MOST_EXPANDED, _MOST_UNEVEN = 512, 128
-_KINDS = 2  # a plan keeps at most two members of each switch: they have every kind of route
+_KINDS = 2  # a plan keeps two members of a switch: their routes are of every kind
 
 
 class Level(Fact):
@@ -67,7 +67,7 @@ class Symmetric(Machine):
     """A few nodes of a cluster, which represent all `num_nodes` nodes with workers.
 
     `hosts` has only these few nodes, and a plan has only the workers of the first node.
-    `groups`: as in `Machine`, but of all `num_nodes` nodes.
+    `groups`: as in `Machine`, but for all `num_nodes` nodes, not only these few.
     """
 
     num_nodes: Annotated[int, Field(ge=1)]
@@ -97,15 +97,15 @@ class Symmetric(Machine):
     def peers(self, stations: Sequence[Station]) -> RingPeers:
         """Return the ring of all ranks of the `num_nodes` nodes.
 
-        `stations`: the ranks of the first node, which are its host or its devices.
+        `stations`: the ranks of the first node: either its host, or its devices.
         """
         alike = self.hosts if isinstance(stations[0], Host) else self.devices
         return RingPeers(tuple(alike), self.num_nodes * len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the first host's route to the next, and each hop's number of messages.
+        """Return the first host's route to its successor in a ring, and messages per hop.
 
-        `level`: the ring joins `groups[level]` groups of nodes, as in `Machine.flow`.
+        `level`: index into `groups`; the ring joins `groups[level]` groups, as in `Machine.flow`.
         """
         apart = prod(min(size, _KINDS) for size in self.groups[:level])
         route = self.route(self.hosts[0], self.hosts[apart])
@@ -155,7 +155,7 @@ class Cluster(Machine):
         """
         self._check_count(workers, symmetric)
         num_nodes = -(-workers // len(self.devices))
-        # `groups`: for each level, how many members of the fullest switch the workers use.
+        # `groups`: for each level, the largest number of members of a switch that have workers.
         members, groups = num_nodes, []
         for level in self.levels:
             if members > 1:
@@ -163,7 +163,7 @@ class Cluster(Machine):
                 members = -(-members // level.count)
         full = tuple(groups) if prod(groups) == num_nodes else ()
         if symmetric and num_nodes > 1 and num_nodes * len(self.devices) == workers:
-            # A few members below each switch cover all kinds of routes.
+            # Keep at most `_KINDS` members of each switch: their routes are of every kind.
             sizes = [min(size, _KINDS) for size in groups]
             return Symmetric(**self._nodes(prod(sizes), sizes, full), num_nodes=num_nodes)
         sizes = [level.count for level in self.levels]
@@ -207,7 +207,7 @@ class Cluster(Machine):
     def _node(self, name: str) -> dict[str, list[Any]]:
         """Return copies of the declared node's hosts, devices, switches and links, by field.
 
-        The copied host is called `name`; the names of the other copies begin with `name`.
+        The copy of the host is called `name`; the copy of PART is called NAME.PART.
         """
 
         def renamed(own: str) -> str:

@@ -53,8 +53,8 @@ def encoded_s(
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
     """Return how many values each rank decodes in an encoded all-reduce of `count` values.
 
-    If the codec encodes sums, a rank decodes all sums, and other ranks' values of its own shard. If
-    not, a rank decodes all values of all ranks.
+    If the codec encodes sums, a rank decodes all sums and, for the shard (part) that it sums, the
+    other ranks' values. If not, a rank decodes all values of all ranks.
     """
     return (2 - 1 / world_size if wire_format.encodes_sums else world_size) * count
 
@@ -71,8 +71,8 @@ class CodecWorker(NamedTuple):
 class Coding:
     """The codec of an exchange, and its speed on the slowest worker.
 
-    `coders`: the workers that encode. `chosen`: whether the user's codec is "auto", which encodes
-    an exchange only if that makes the exchange faster.
+    `coders`: the workers that encode. `chosen`: whether the user's codec is "auto"; an exchange
+    is then encoded only if that makes it faster.
     """
 
     wire_format: WireFormat
@@ -88,11 +88,11 @@ class Coding:
         layers: Iterable[Layer] = (),
         element_sizes: Collection[int] = (),
     ) -> "Coding | None":
-        """Return the coding for workers that encode on `stations`, a device or host per worker.
+        """Return the `Coding` of a codec; None without a codec.
 
-        Returns None without a codec. Raises InvalidInput if the codec's encoded size or a station's
-        codec speed is unknown, and for gradients of `layers` whose element sizes are not in
-        `element_sizes`.
+        `stations`: the device or host on which each worker encodes. Raises InvalidInput if the
+        codec's encoded size or its speed on a station is unknown. Also raises InvalidInput if an
+        element of a gradient of `layers` has a size that is not in `element_sizes`.
         """
         if codec is None:
             return None
@@ -139,14 +139,14 @@ class CollectivePiece(NamedTuple):
 
 
 def _agreed(transfer: Transfer) -> Transfer:
-    """Return the transfer, longer by two small ones in which ranks agree on its size."""
+    """Add to a transfer two small ones, in which ranks first agree on its size."""
     more = Cost(num_calls=2 * transfer.cost.num_calls)
     return transfer._replace(cost=transfer.cost + more)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of all ranks; the workers `coders` encode values (empty: no codec)."""
+    """A collective of all ranks; `coders`: the workers that encode, none without a codec."""
 
     kind: Kind
     pieces: tuple[CollectivePiece, ...]
@@ -197,10 +197,10 @@ class Collective:
     ) -> Generator[Task, None, tuple[TaskId, dict[int, TaskId]]]:
         """Yield the transfers, each followed by its decoding tasks.
 
-        The first transfer starts after the tasks `last`, each later transfer after the previous
-        one. A transfer also waits for all ranks' encoding of its piece or, without a codec, for the
-        tasks `ready`. Returns the last transfer, and the last decoding task of each of `coders`, by
-        index.
+        Transfers run one after another; the first waits for the tasks `last`. Each transfer also
+        waits until all ranks have encoded its piece or, without a codec, for the tasks `ready`.
+        Returns the last transfer, and the last decoding task of each worker in `coders`, by its
+        index in `coders`.
         """
         before = tuple(dict.fromkeys(ready))
         decoded = dict[int, TaskId]()

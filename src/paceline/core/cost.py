@@ -123,8 +123,8 @@ class Roofline:
 
     The slowest link of a transfer determines the time of its bytes, and each message has the
     latencies of all links. Other resources work concurrently, and the slowest of them determines
-    the time. Resources without a rate are ignored. So is the device's compute rate in tasks that
-    send, copy or encode, because it describes layers. Raises ValueError if no resource of a task
+    the time. Resources without a rate are ignored. Tasks that send, copy or encode also ignore the
+    device's compute rate, because it describes layers. Raises ValueError if no resource of a task
     has a rate.
     """
 
@@ -201,8 +201,8 @@ class Roofline:
 class ProfiledCost:
     """Predicts a task's seconds by the durations that a profile measured.
 
-    `otherwise`: cost model for tasks that were not measured, and for synchronisations of a GPU with
-    its host, which a plan may add to measured tasks.
+    `otherwise`: cost model for tasks that were not measured. If a plan adds synchronisations of a
+    GPU with its host to a measured task, `otherwise` also predicts their seconds.
     """
 
     durations: Mapping[PriceKey, float]

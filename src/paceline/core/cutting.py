@@ -18,7 +18,7 @@ def _as_name(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-# As the name of the head's first layer: the head has no layers, and computes only the loss.
+# Used instead of the name of the head's first layer if the head has no layers, only the loss.
 LOSS = "loss"
 LayerName = Annotated[str, BeforeValidator(_as_name)]
 # Function (workload, config) that returns the head's first layer, chosen by a strategy's criteria;
@@ -29,19 +29,19 @@ Attempt = Callable[[str], object]
 
 
 class Split(NamedTuple):
-    """The first and the last layers of a model; the body's outputs are the head's inputs."""
+    """A model's first layers (`body`), and the rest (`head`), which gets the body's outputs."""
 
     body: Workload
     head: Workload
 
     @property
     def first(self) -> str:
-        """The name of the head's first layer, or "loss"."""
+        """The name of the head's first layer; "loss" if the head has no layers."""
         return self.head.layers[0].name if self.head.layers else LOSS
 
     @classmethod
     def before(cls, workload: Workload, first: int) -> "Split":
-        """Split before layer number `first`, from 0; for len(layers), the head is only the loss."""
+        """Split before layer `first`, an index; for len(layers), the head is only the loss."""
         layers, order = workload.layers, workload.backward_order
         in_body = tuple(i for i in order if i < first)
         in_head = tuple(i - first for i in order if i >= first)
@@ -50,7 +50,7 @@ class Split(NamedTuple):
         return cls(body, replace(head, input_nbytes=layers[first - 1].activation_nbytes))
 
     def resized(self, num_samples: int) -> "Split":
-        """Return the halves with sizes for another batch size, but unchanged costs of layers."""
+        """Return the split with another batch size; the layers' costs stay as they are."""
         old, targets = self.body.batch_size, self.body.target_nbytes
         sizes: dict[str, Any] = {
             "batch_size": num_samples,

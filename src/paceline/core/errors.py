@@ -47,7 +47,7 @@ class InvalidInput(PacelineError):
         super().__init__(self.message_for(field))
 
     def message_for(self, field: str) -> str:
-        """Return the message with `field` in place of the field's name."""
+        """Return the error's message with another name, `field`, for the wrong setting."""
         got = "" if self.got is _NOT_GIVEN else f" (got {self.got!r})"
         between = " " if self.problem.startswith(_VERBS) else ": "
         hint = f"; {self.hint}" if self.hint else ""

@@ -139,6 +139,6 @@ def as_rounded(value: float, unit: str) -> float:
 
 
 def _prefix(value: float, unit: str) -> tuple[str, float]:
-    """Return the prefix with the largest factor up to `value`, or the smallest prefix of all."""
+    """Return a prefix and its factor, the largest up to `value`; if none, the smallest prefix."""
     *known, smallest = (_SECONDS if unit == "s" else _DECIMAL).items()
     return next((one for one in known if one[1] <= value), smallest)

@@ -50,8 +50,8 @@ def line_through(measured: ExchangeSamples) -> LinearTime:
 def linked(machine: Machine, pairs: Iterable[Sequence[Station]], each: LinearTime) -> Machine:
     """Return the machine with equal links, one for each pair of devices or hosts.
 
-    `each`: latency and seconds per byte of each link. On a single host, a link between its CPU
-    devices also uses their cores.
+    `each`: latency and seconds per byte of each link. If the machine has only one host, messages
+    between its CPU devices also use their cores.
     """
     places = ([place_of(end) for end in pair] for pair in pairs)
     links = tuple(
@@ -94,7 +94,7 @@ def linked_in_ring(
     directions of the ring concurrently (see `Ring.at_once`).
     """
     pairs = neighbours(stations)
-    # `unit`: number of messages, and bytes on the busiest link, in an exchange of one byte.
+    # `unit`: cost of an exchange of one byte: its messages, and its bytes on the busiest link.
     unit_machine = linked(machine, pairs, LinearTime(0.0, 1.0))
     ring = (Ring.at_once if at_once else Ring.over)(unit_machine, stations, ())
     known = None if codec is None else wire_format(codec)

@@ -14,7 +14,8 @@ from paceline.core.facts import Fact, Source
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _NORMAL = NormalDist()
-# If `unrest` exceeds this, other programs probably run, and profiles measure more steps.
+# If the spread of step times (`unrest`) exceeds this, a profile measures more steps, because
+# other programs probably run.
 BUSY = 0.15
 
 
@@ -71,8 +72,8 @@ _PUBLISHED = (
     "the published tables in benchmarks/scaling_tables; "
     "beside copies: 9.0 and 7.6 % on one H100, benchmarks/gpu"
 )
-# CPU devices also process TCP traffic, which takes about 0.55 s of processor time per second of
-# exchange: 1.2 s for 2.2 s, and 0.3 s for 0.55 s with dynamic8 (AlexNet, two hosts, 1 Gbit/s).
+# CPU devices also process TCP traffic: about 0.55 s of processor time per second of exchange.
+# Measured with AlexNet, two hosts and 1 Gbit/s: 1.2 s in 2.2 s; with dynamic8, 0.3 s in 0.55 s.
 CORES_BETWEEN_HOSTS = Losses(
     beside_exchange=0.55, spread=0.03, source="measured: processor time of steps, benchmarks/codecs"
 )

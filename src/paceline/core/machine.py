@@ -240,7 +240,7 @@ class Machine(Fact):
         return len(self.devices)
 
     def for_workers(self, workers: int, symmetric: bool = False) -> "Machine":
-        """Return the machine that a plan of `workers` workers uses; for a cluster, a part of it."""
+        """Return this machine; overridden in `Cluster`, which returns only the nodes in use."""
         return self
 
     def first_devices(self, workers: int) -> tuple[Device, ...]:
@@ -255,7 +255,7 @@ class Machine(Fact):
         return RingPeers(tuple(stations), len(stations))
 
     def flow(self, level: int) -> tuple[tuple[Hop, ...], Mapping[Hop, int]]:
-        """Return the first host's route to the next, and each hop's number of messages.
+        """Return the first host's route to its successor in a ring, and messages per hop.
 
         `self.groups[level]` groups of hosts form a ring, in which each host sends to the host at
         the same position in the next group. All hosts send concurrently, so a hop may carry several

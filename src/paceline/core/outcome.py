@@ -191,7 +191,7 @@ class Outcome(RunMetrics, arbitrary_types_allowed=True):
 
     `timeline`: traced steps of all workers. `predicted`: the same steps as planned; None without a
     plan. `step_seconds`: durations of steps that were not traced. `config`: the strategy's
-    configuration at the end. `device`: device of the workers; None: the session's device.
+    configuration at the end. `device`: device of the workers; None: that of the saving process.
     """
 
     timeline: Timeline

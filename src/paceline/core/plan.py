@@ -103,7 +103,7 @@ class TaskId(NamedTuple):
 
 
 class PriceKey(NamedTuple):
-    """Key of a task's measured duration; `owner`: owner of the task's first resource."""
+    """Identifies a task's measured duration; `owner`: owner of the task's first resource."""
 
     owner: str
     kind: Kind
@@ -206,7 +206,7 @@ class Plan:
 
     @cached_property
     def priced_alike(self) -> tuple[list[Task], list[int]]:
-        """One task of each group of tasks with equal predicted seconds; every task's group number.
+        """One task per group of equal predicted seconds, and the group number of every task.
 
         Tasks of a group differ only in step, worker and predecessors, on which predictions do not
         depend. Steps repeat, so even a long plan has few groups.

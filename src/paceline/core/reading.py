@@ -1,7 +1,7 @@
 """Read JSON and TOML from files and peers, with limits on depth and numbers.
 
-Functions return validated records, or raise InvalidInput. Callers limit the length:
-`paceline.links.files` by the kind of file, `paceline.rpc` by the largest message.
+Functions return validated records, or raise InvalidInput. Before that, `paceline.links.files`
+limits the length of files, and `paceline.rpc` the length of messages.
 """
 
 import re
@@ -109,7 +109,7 @@ def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:
 
 
 def fault_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; for a missing field, prefer an unknown one (a misspelling)."""
+    """Return the first error; if a field is missing, an unknown field (a misspelling) instead."""
     first, *others = error.errors(include_url=False)
     if first["type"] != "missing":
         return first
