@@ -175,7 +175,7 @@ REPLICA_SETTINGS = frozenset({"balance", "keep_all", "slowdown"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The settings that a strategy supports, and its defaults that differ from other strategies'."""
+    """The settings that a strategy supports, and defaults that differ from other strategies'."""
 
     settings: frozenset[str] = frozenset()
     """Optional settings that the strategy supports; all others are errors."""

@@ -70,7 +70,7 @@ class Ring:
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # Not if a station stands for several ranks: rings of direct links would have only one of them.
+        # Not if a station stands for several ranks: rings of direct links would have only one.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
@@ -81,7 +81,7 @@ class Ring:
         return cls(peers.num_ranks, routes, load, _held(stations), tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
-        """Return the resources and cost of an all-reduce of `nbytes`, which the slowest route determines."""
+        """Return the resources and cost of an all-reduce of `nbytes`; its slowest route counts."""
         n = self.num_ranks
         hops = self._by_pace[max(self._by_pace, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
@@ -108,7 +108,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """One route for each different (latency, seconds per byte), because most routes are alike."""
+        """One route for each (latency, seconds per byte), because most routes are alike."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)

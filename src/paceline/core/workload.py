@@ -177,7 +177,7 @@ def replica_nbytes(workload: Workload) -> int:
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the peak bytes of a backward pass that visits layers in the order of `ready`.
+    """Return the peak bytes of backward, which visits layers in the order of `ready`.
 
     `layers`: the same layers in forward order. `gradients`: whether to include the gradients of
     parameters.

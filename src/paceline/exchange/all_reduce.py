@@ -232,7 +232,7 @@ class TorchAllReduce(Listener):
             self._readiness = None
 
     def ended(self, missing: Sequence[int]) -> None:
-        """End a backward pass: call `on_exchanged`, and queue the call that `after_next_exchange` stored."""
+        """End a backward pass: call `on_exchanged`, and queue the call of `after_next_exchange`."""
         assert self._readiness is not None
         call, self._call_once = self._call_once, None
         if call is not None and all(self._readiness.came):

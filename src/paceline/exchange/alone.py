@@ -128,7 +128,7 @@ def _steps_alone(step: Step, group: Group) -> list[float]:
 
 
 def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:
-    """Time 2, 4 or 8 steps (more if their times are close to `alone_s`); return seconds."""
+    """Time 2, 4 or 8 steps (more if times are close to `alone_s`); return seconds."""
     _steps(step, group, _NUM_SETTLING)
     seconds = _steps(step, group, _NUM_TIMED // 2)
     if not _is_clear(alone_s, seconds, _VERY_CLEAR):

@@ -118,7 +118,7 @@ class CodecAllReduce:
         self._is_void = False  # whether the current step had a NaN or infinite gradient
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
-        self._bytes_sent = [0, 0]  # numbers of bytes that the scatter thread and the gather thread sent
+        self._bytes_sent = [0, 0]  # one number for the scatter thread, one for the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
         self._auto = AutoCodec(self) if codec == AUTO else None
         self._bytes_sent = [0, 0]  # do not count the bytes that AutoCodec has sent to measure

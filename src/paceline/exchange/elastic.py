@@ -211,7 +211,7 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Number of the last exchange (see `_farewell`); infinite until all workers have finished."""
+        """Number of the last exchange, `_farewell`; infinite until all workers have finished."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 

@@ -37,7 +37,8 @@ class PieceCodecs:
 
     def __init__(self) -> None:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
-        self._loaded: dict[str, Tensor] = {}  # loaded error feedback of codecs that `of` has yet to create
+        # loaded error feedback of codecs that `of` has not created yet
+        self._loaded: dict[str, Tensor] = {}
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
         """Return a codec per shard of a tensor's piece; `make` creates those that are missing."""

@@ -143,7 +143,7 @@ class LocalUpdates:
         deadline_s: float | None,
         manager: "Manager | None",
     ) -> None:
-        """Connect to the workers, hook the optimizers and, with a `manager`, run a first exchange."""
+        """Connect to the workers, hook the optimizers and, with `manager`, exchange once."""
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)

@@ -372,7 +372,7 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # other ranks wait for this rank's order of gradients: None tells them that backward failed
+            # other ranks wait for this rank's order of gradients; None means that backward failed
             self._agreed_order(None)
         elif not self._chunks:
             problem = "cannot discard a step of sparse gradients after a failed backward pass"
