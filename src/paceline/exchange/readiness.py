@@ -122,7 +122,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Start to report ready chunks to the listener; `chunk_of`: each parameter's, or None."""
+        """Report ready chunks from now on; `chunk_of`: chunk number of each parameter, or None."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
