@@ -1,13 +1,13 @@
-"""Rounds of local updates: when workers exchange each fragment of a model, and what follows.
+"""Plan rounds of local updates: when workers exchange which layers of a model.
+
+A round has H inner steps (steps of a worker alone), as in DiLoCo (arXiv 2311.08105). Fragments
+(groups of layers) are exchanged at different steps, as in Streaming DiLoCo (arXiv 2501.18512).
+After an exchange, an outer step applies the workers' mean change.
 
     inner steps     1 2 3 ............ H/2 ............... H  1 2 ...
     fragment 0                         sent ..... loaded
     fragment 1                                            sent ..... loaded
                                        |- delay -|        |- delay -|
-
-A round has H inner steps (steps of a worker alone), as in DiLoCo (arXiv 2311.08105). After an
-exchange, an outer step applies the workers' mean change. Fragments (groups of layers) follow
-Streaming DiLoCo (arXiv 2501.18512).
 """
 
 from math import log2
@@ -33,7 +33,7 @@ class OuterStep(NamedTuple):
 
 
 AVERAGE = OuterStep(1.0, 0.0)
-_OFTEN = 2  # in rounds of up to this many inner steps, averaging is better than momentum
+_OFTEN = 2  # averaging is better than momentum in rounds of at most this many inner steps
 _FEW_ROUNDS, _OF_FEW = 100, OuterStep(0.9, 0.4)
 _MANY_ROUNDS, _OF_MANY = 5000, OuterStep(0.6, 0.9)
 # Increase of the outer learning rate when the number of workers doubles: the best rates in DiLoCo's

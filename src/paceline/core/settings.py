@@ -114,8 +114,8 @@ class RunSettings(Record):
     codec: str | None = Field(
         None,
         description=(
-            "Codec of exchanged values, such as dynamic8; in strategy wheel also by purpose: "
-            "gradients=half,activations=dynamic8."
+            "Codec that compresses exchanged values, such as dynamic8; in strategy wheel also one "
+            "for each purpose: gradients=half,activations=dynamic8."
         ),
     )
     balance: Literal["auto"] | None = Field(

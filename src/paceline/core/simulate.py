@@ -13,12 +13,12 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # number of periods to compare; tasks of up to three periods overlap in time
+LOOKED_AT = 4  # periods that `steady_period` compares; tasks of up to three periods overlap in time
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the timeline's makespan
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 
 
-# The inner loop: a function call per task would halve its speed.
+# One long function, because a function call per task would halve its speed.
 @without_collection()
 def schedule(plan: Plan, cost: CostModel) -> Times:  # noqa: C901
     """Compute the start and end of each task, in seconds from the start of the plan."""
@@ -87,9 +87,8 @@ def steady_period(
 ) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
-    If these steps repeat, a longer timeline would only add copies of them. `alike`: length of a
-    period, the number of steps after which the plan repeats. `looked_at`: number of periods that
-    must be equal.
+    A longer timeline would then only add copies of these steps. The plan repeats after a period
+    of `alike` steps; the `looked_at` periods before the last one must be equal.
     """
     # Leave out the last period, because no later period overlaps with it.
     first = (num_steps // alike - looked_at - 1) * alike

@@ -77,8 +77,8 @@ class ComputeStep:
         return Task(TaskId(step, Kind.STEP, "", worker), on, self.update, after)
 
 
-# A function of the step and of the task that sums a chunk on each host. It yields the tasks that
-# exchange these sums between hosts, and returns each host's task after which it has the whole sum.
+# A function that gets a step and the task that sums a chunk on each host. It yields the tasks that
+# exchange these sums between hosts, and returns for each host the task that completes the total.
 Between = Callable[[int, TaskId], Generator[Task, None, Sequence[TaskId]]]
 
 
@@ -179,8 +179,8 @@ class HostMemory:
     ) -> tuple[ChunkExchange, ...]:
         """Return the exchanges of chunks of `size` layers in the order of backward.
 
-        `between(name, layers)` returns a chunk's exchange between hosts; with a single host,
-        `between` is None. Raises InvalidInput if a GPU is not linked to its host.
+        `between` returns a chunk's exchange between hosts, from the chunk's name and layers; it is
+        None for a single host. Raises InvalidInput if a GPU is not linked to its host.
         """
         place = {host.name: i for i, host in enumerate(self.hosts)}
         places = tuple(place[device.host] for device in self.devices)

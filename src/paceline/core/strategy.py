@@ -175,7 +175,7 @@ REPLICA_SETTINGS = frozenset({"balance", "keep_all", "slowdown"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which settings of a run a strategy supports, and its defaults."""
+    """The settings that a strategy supports, and defaults that differ from other strategies'."""
 
     settings: frozenset[str] = frozenset()
     """Optional settings that the strategy supports; all others are errors."""
@@ -227,7 +227,7 @@ class Strategy:
 
     @property
     def is_rehearsed(self) -> bool:
-        """Whether the strategy can be rehearsed."""
+        """Whether the strategy can run with emulated layers, to time its exchanges."""
         return self.running is not None and self.running.is_rehearsed
 
 

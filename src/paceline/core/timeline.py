@@ -21,7 +21,7 @@ class Origin(StrEnum):
 
 
 class Span(NamedTuple):
-    """The time from `start_s` to `end_s` in which a task ran; the other fields are the task's."""
+    """A task, and the time from `start_s` to `end_s` in which it ran."""
 
     kind: Kind
     step: int
@@ -60,8 +60,8 @@ Interval = tuple[float, float]
 class Timeline:
     """The spans of some consecutive steps: predicted, rehearsed or measured.
 
-    `interval`: the first start and the last end of `spans`, if known. `spans` is then read only
-    when needed: of most simulations, a planner needs only the makespan.
+    `interval`: the first start and the last end of `spans`, if known. With it, `spans`
+    is not read until needed: of most simulations, a planner needs only the makespan.
     """
 
     def __init__(

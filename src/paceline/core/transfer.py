@@ -70,7 +70,7 @@ class Ring:
         if not all(isinstance(one, Device) and one.kind is DeviceKind.GPU for one in stations):
             return cls.over(machine, stations, cores)
         peers = machine.peers(stations)
-        # A station may stand for several ranks; rings of direct links would leave out the others.
+        # Not if a station stands for several ranks: rings of direct links would have only one.
         orders = rings_at_once(machine, stations) if peers.num_ranks == len(stations) else []
         if orders:
             routes = tuple(machine.route(*pair) for order in orders for pair in neighbours(order))
@@ -81,12 +81,12 @@ class Ring:
         return cls(peers.num_ranks, routes, load, _held(stations), tuple(cores))
 
     def reduction(self, nbytes: float) -> Transfer:
-        """Return the resources and cost of an all-reduce of `nbytes` on the slowest route."""
+        """Return the resources and cost of an all-reduce of `nbytes`; its slowest route counts."""
         n = self.num_ranks
         hops = self._by_pace[max(self._by_pace, key=lambda pace: self._seconds_at(pace, nbytes))]
         slowest = max(hops, key=self._seconds_per_byte)
         on = lanes_of(hops) + self.held + (self.cores if slowest.link.uses_cores else ())
-        # Cost models assume that routes share no hops, so they get `alone` instead of `sent`: the
+        # Cost models assume that routes share no hops. So instead of `sent` they get `alone`, the
         # bytes that would take the same time on a route without shared hops.
         narrowest = min(hop.link.bandwidth_bytes_per_s for hop in hops)
         sent = 2 * (n - 1) / n * nbytes
@@ -108,7 +108,7 @@ class Ring:
 
     @cached_property
     def _by_pace(self) -> dict[_Pace, tuple[Hop, ...]]:
-        """One route for each (latency, seconds per byte); most routes have the same two values."""
+        """One route for each (latency, seconds per byte), because most routes are alike."""
         found: dict[_Pace, tuple[Hop, ...]] = {}
         for hops in self.routes:
             latency_s = sum(hop.link.latency_s for hop in hops)
@@ -133,7 +133,7 @@ def _held(stations: Sequence[Station]) -> tuple[Resource, ...]:
 
 
 def _of_gpus(machine: Machine, one: Station, other: Station) -> tuple[Hop, ...]:
-    """Return the route between two GPUs; with RDMA or rails, without the links to their hosts.
+    """Return the route between two GPUs, which with RDMA or rails bypasses their hosts.
 
     An RDMA adapter at the GPU's PCI Express switch bypasses the host, so GPUs of different hosts
     can exchange faster than GPUs of one host: at 12 GB/s instead of 8 GB/s (nccl issue 307), or at
@@ -177,10 +177,10 @@ def waiting(devices: Sequence[Device]) -> tuple[Resource, ...]:
 class Shares:
     """Exchange of a chunk of `nbytes` between hosts, by rings on each level of the network.
 
-    First the n hosts below one switch sum the chunk, so that each of them has the sum of an nth
-    part. Each host then exchanges its part with hosts of other groups that have the same part. On
-    the way back each host distributes its part within its group. With m groups of n hosts, a host
-    sends these fractions of the bytes on the way out and on the way back (in):
+    First, each of the n hosts below one switch sums one nth part of the chunk. Each host then
+    exchanges its part with the hosts of other groups that have summed the same part. On the way
+    back, each host distributes its part within its group. With m groups of n hosts, a host sends
+    these fractions of the bytes, first on the way out, then on the way back ("in"):
 
         out 0       out 1              in 1               in 0
         (n-1)/n     (m-1)/m of 1/n     (m-1)/m of 1/n     (n-1)/n
@@ -213,11 +213,11 @@ class Shares:
 
     @cached_property
     def _stages(self) -> list[tuple[Kind, str, tuple[Resource, ...], Cost]]:
-        """The kind, part, resources and cost of each task, in sequence."""
+        """The kind, name (such as "out0"), resources and cost of each task, in sequence."""
         memories = tuple(Resource(host.name, Lane.REDUCE) for host in self.hosts)
         there, back = [], []
         num_shares = 1
-        # Factor of the bytes of each server, because only `num_servers` hosts share the work.
+        # Each server gets this many times a host's share, because only `num_servers` hosts serve.
         busier = prod(ring.num_ranks for ring in self.levels) / self.num_servers
         for level, ring in enumerate(self.levels):
             nbytes = self.nbytes / num_shares

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from math import sqrt
 from statistics import median
 
-WORTH = 0.02  # least gain over a simpler alternative
+WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
 _HOPELESS_AT_FIRST = 1.5  # replaces `HOPELESS` in the very first turn, which may include warm-up
 _NUM_SETTLING = 3

@@ -85,14 +85,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Workload:
-    """One training step of one worker on a micro-batch.
+    """A worker's training step; batch size, costs and bytes are those of one micro-batch.
 
     `layers` are in forward order. `backward_order`: indices of the layers in the order in which
-    their gradients become ready; for a chain of layers, the reverse. `input_nbytes`: bytes of a
-    micro-batch's inputs. `num_accumulated`: number of micro-batches whose gradients are
-    accumulated without an exchange: all of the step except the last. `target_nbytes`: bytes of the
-    loss's targets; None: one class number for each sample. `refused_cuts`: layers before which the
-    model cannot be split in two, each with the reason.
+    their gradients become ready; for a chain of layers, the reverse. `input_nbytes`: bytes of the
+    inputs. `num_accumulated`: number of the step's micro-batches before the last, whose gradients
+    are accumulated without an exchange. `target_nbytes`: bytes of the loss's targets; None: one
+    class number for each sample. `refused_cuts`: layers before which the model cannot be split in
+    two, each with the reason.
     """
 
     name: str
@@ -177,7 +177,7 @@ def replica_nbytes(workload: Workload) -> int:
 
 
 def _peak_nbytes(ready: Sequence[Layer], layers: Sequence[Layer], *, gradients: bool) -> int:
-    """Return the peak bytes of a backward pass through the layers `ready`, in this order.
+    """Return the peak bytes of backward, which visits layers in the order of `ready`.
 
     `layers`: the same layers in forward order. `gradients`: whether to include the gradients of
     parameters.

@@ -131,7 +131,7 @@ class TorchAllReduce(Listener):
     `on_exchanged`, if given, is called at the end of each backward pass that exchanges gradients.
     """
 
-    # Attributes that Paceline's `Reducer` also has; torch's reducer has no chunk size to search.
+    # As in Paceline's `Reducer`; torch's reducer has no chunks, so no chunk size is searched.
     chunk, is_searched = None, False
 
     def __init__(
@@ -232,7 +232,7 @@ class TorchAllReduce(Listener):
             self._readiness = None
 
     def ended(self, missing: Sequence[int]) -> None:
-        """End a backward pass: call `on_exchanged`, and queue `after_next_exchange`'s function."""
+        """End a backward pass: call `on_exchanged`, and queue the call of `after_next_exchange`."""
         assert self._readiness is not None
         call, self._call_once = self._call_once, None
         if call is not None and all(self._readiness.came):

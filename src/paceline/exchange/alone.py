@@ -1,4 +1,4 @@
-"""Before training, compare the step times of the fastest rank alone and of all ranks together.
+"""Time steps of the fastest rank alone and of all ranks together, before training.
 
 The steps train copies of the model, so that training starts from unchanged weights. A step's time
 is the slowest rank's; since all ranks compare these same times, they make the same choice.
@@ -29,8 +29,8 @@ _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of time
 # exchange gradients. If the predicted ratio is above `_UNTRIED`, none is tried. If
 # the measured ratio is above `_FAR`, no other is tried.
 _FAR, _UNTRIED = 1.3, 2.0
-# Timing ends early if either step time (alone or together) is shorter by this fraction: by
-# `_VERY_CLEAR` after two steps, or by `_CLEAR` after four.
+# Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
+# `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
@@ -128,7 +128,7 @@ def _steps_alone(step: Step, group: Group) -> list[float]:
 
 
 def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:
-    """Time 2, 4 or 8 steps: the closer to `alone_s`, the more; return their seconds."""
+    """Time 2, 4 or 8 steps (more if times are close to `alone_s`); return seconds."""
     _steps(step, group, _NUM_SETTLING)
     seconds = _steps(step, group, _NUM_TIMED // 2)
     if not _is_clear(alone_s, seconds, _VERY_CLEAR):

@@ -107,7 +107,7 @@ class Balanced:
         own = _num_samples(args, kwargs) if self._num_samples is None else self._num_samples
         self._num_samples = None
         one = _Pass(own, self._group, self._meter, self._weighs)
-        # only in training: in evaluation, no backward pass would wait for the all-reduce to end
+        # not in evaluation, which has no backward pass to wait for the sum that `begin` starts
         if self._weighs and self._module.training:
             one.begin()
         # To exclude waits for other ranks, hooks on the module itself record the times: the replica
@@ -159,7 +159,7 @@ class BalancedShares:
         sampler, balance = self._sampler, self.balance
         rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
         known_before = None not in balance.samples_per_s
-        balance.shares = sampler.shares  # may differ, if the sampler resumed from a checkpoint
+        balance.shares = sampler.shares  # a sampler that resumed from a checkpoint has others
         # all ranks record the same speeds, so all ranks compute the same shares
         shares = balance.record([seconds for seconds, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
@@ -176,7 +176,7 @@ class BalancedShares:
 
 
 class SpeedMeter:
-    """Measures this rank's forward and backward seconds per sample, without waits for ranks."""
+    """Measures this rank's forward and backward seconds per sample, excluding waits for ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.clock = clock_for(device)
@@ -237,7 +237,7 @@ class _Pass:
                 self._work = dist.all_reduce(self._total, group=self._group.control, async_op=True)
 
     def mark(self, *_: object) -> None:
-        """Record the time at the begin or end of the module's forward pass; a forward hook."""
+        """Record the time when the module's forward pass begins or ends; a forward hook."""
         self._marks.append(self._meter.clock.mark())
 
     def left(self, module: nn.Module, inputs: Any, outputs: Any) -> None:

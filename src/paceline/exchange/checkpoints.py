@@ -58,7 +58,7 @@ class State(NamedTuple):
         return within(self.tensors, f"{name}/")
 
     def own_part(self, name: str) -> Any:
-        """Return JSON file `name`; InvalidInput without it: another strategy saved the state."""
+        """Return JSON file `name`; if missing (another strategy's state), raise InvalidInput."""
         if name not in self.parts:
             raise self.wrong_strategy()
         return self.parts[name]
@@ -183,9 +183,9 @@ class Saver:
 def with_ranks(
     state: State, own: Mapping[str, Tensor], values: Mapping[str, Any], group: Group
 ) -> State:
-    """Return `state`, on rank 0 with the state that is specific to each rank; collective.
+    """Return `state` with, on rank 0, the own states of all ranks added; collective.
 
-    This state is each rank's tensors `own`, JSON values `values`, and random generators.
+    A rank's own state: its tensors `own`, JSON values `values`, and random generators.
     """
     random_tensors, random_values = random_state(group.device)
     mine = dict(own) | {f"random/{key}": one for key, one in random_tensors.items()}

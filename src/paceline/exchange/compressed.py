@@ -76,7 +76,7 @@ class Work:
     _failing: threading.Lock = field(default_factory=threading.Lock)
 
     def failed_with(self, call: Call[None]) -> None:
-        """If `call` raised an error, set it in `future`, unless `future` is done; thread-safe."""
+        """Make `future` raise the error of `call`, if any, unless `future` is done; thread-safe."""
         error = call.exception()
         with self._failing:
             if error is not None and not self.future.done():
@@ -86,11 +86,11 @@ class Work:
 class CodecAllReduce:
     """Runs encoded all-reduces one after another, in two threads that scatter and gather pieces.
 
-    `codec`: codec of method `reduce`; "auto" encodes only if this makes exchanges and steps faster.
-    All ranks must create this object together, and begin all-reduces in the same order. The threads
-    have separate process groups, so that one piece is scattered while another is gathered.
-    Attribute `codecs` stores error feedback by key. Collectives time out after `deadline_s`. Raises
-    InvalidInput if the ranks' codecs differ.
+    `codec`: used by method `reduce`, while `begin` gets its own; "auto" encodes only if this makes
+    exchanges and steps faster. All ranks must create this object together, and begin all-reduces in
+    the same order. The threads have separate process groups, so that one piece is scattered while
+    another is gathered. Attribute `codecs` stores error feedback by key. Collectives time out after
+    `deadline_s`. Raises InvalidInput if the ranks' codecs differ.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class CodecAllReduce:
         self._is_void = False  # whether the current step had a NaN or infinite gradient
         self._scattering = CallThread("scatter", self.device)
         self._gathering = CallThread("gather", self.device)
-        self._bytes_sent = [0, 0]  # by the scatter thread and by the gather thread
+        self._bytes_sent = [0, 0]  # one number for the scatter thread, one for the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
         self._auto = AutoCodec(self) if codec == AUTO else None
         self._bytes_sent = [0, 0]  # do not count the bytes that AutoCodec has sent to measure
@@ -182,7 +182,7 @@ class CodecAllReduce:
                 raise InvalidInput("codec", problem, got=self._name)
 
     def agree(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over ranks; collective; not while an all-reduce runs."""
+        """Return each value's maximum over ranks; collective; call it only between all-reduces."""
         largest = torch.tensor(values, dtype=torch.float32, device=self.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._groups[0])
         return largest.tolist()
@@ -206,7 +206,7 @@ class CodecAllReduce:
 
     def _gather(self, work: Work, piece: EncodedPiece, is_last: bool) -> None:
         if work.future.done():
-            return  # done before the last piece: the scatter thread has set an error
+            return  # another piece has failed, and its error is the result
         nbytes, num_nonfinite = piece.gather(self._groups[1])
         finish_stream(self.device)
         self._bytes_sent[1] += nbytes

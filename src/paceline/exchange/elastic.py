@@ -72,8 +72,8 @@ class ElasticWorkers:
         self._num_fragments = num_fragments = len(self._outer.values)
         self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
         self.lock = lock
-        # number of further exchanges when all workers have finished: one for each other fragment,
-        # and `_farewell`
+        # number of exchanges after the first in which all workers had finished: one for each other
+        # fragment, and then `_farewell`
         self.num_final_exchanges = num_fragments
         self._group: Group | None = None
         self._given: Contribution  # this worker's contribution to the current exchange
@@ -112,7 +112,7 @@ class ElasticWorkers:
             raise
 
     def abort(self) -> None:
-        """Abort an exchange that another thread runs; waits for a quorum cannot be interrupted."""
+        """Abort an exchange that another thread runs, unless it still waits for a quorum."""
         self._is_open = False
         if self._group is not None:
             control: Any = self._group.control
@@ -150,7 +150,7 @@ class ElasticWorkers:
                 own = self._given.own.clone()
                 buffers = [one.clone() for one in self._given.buffers]
                 copied = self._given._replace(own=own, buffers=buffers)
-                # no variable for the group: after an error, it would keep the connections open
+                # store the group in no variable, which after an error would keep connections open
                 found = self._averaging.run(copied, self._configured())
         except (RuntimeError, OSError, WorkerLost) as error:
             self._failed(error)
@@ -199,7 +199,7 @@ class ElasticWorkers:
         process_group.abort()
 
     def _commits(self) -> bool:
-        """Return whether torchft commits the exchange; not if a process of this worker failed."""
+        """Return whether torchft commits the exchange: only if no process of this worker failed."""
         for _ in range(2):  # the first call may time out if this process was suspended meanwhile
             try:
                 is_committed: bool = self._manager.should_commit()
@@ -211,7 +211,7 @@ class ElasticWorkers:
 
     @property
     def _farewell_number(self) -> float:
-        """Index of the last exchange, `_farewell`; infinite until all workers have finished."""
+        """Number of the last exchange, `_farewell`; infinite until all workers have finished."""
         since = self._all_closing_since
         return inf if since is None else since + self._num_fragments
 
@@ -224,7 +224,7 @@ class ElasticWorkers:
             return self._nothing()
 
     def _nothing(self) -> Averaged:
-        """Return the result of an exchange without a mean; has a peer's state if one was loaded."""
+        """Return a result without a mean, but with a peer's state if one was loaded."""
         return Averaged(self._given, None, (), (), True, self._peer_state)
 
     def _state(self) -> dict[str, Any]:

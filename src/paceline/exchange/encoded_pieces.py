@@ -37,7 +37,8 @@ class PieceCodecs:
 
     def __init__(self) -> None:
         self._codecs: dict[tuple[str, int, int], Codec] = {}
-        self._loaded: dict[str, Tensor] = {}  # error feedback for codecs that `of` will create
+        # loaded error feedback of codecs that `of` has not created yet
+        self._loaded: dict[str, Tensor] = {}
 
     def of(self, key: str, piece: int, num_shards: int, make: Callable[[], Codec]) -> list[Codec]:
         """Return a codec per shard of a tensor's piece; `make` creates those that are missing."""
@@ -88,8 +89,8 @@ class _Piece:
     def _rows(self, payloads: Sequence[Payload], count: int, group: dist.ProcessGroup) -> Tensor:
         """Pack each payload (at most `count` encoded values) into a row of bytes.
 
-        Rows have equal lengths on all ranks. If the codec's encoded size varies, ranks agree on the
-        length, which is collective.
+        Rows have equal lengths on all ranks. If the codec's encoded size varies, all ranks must
+        call this, to agree on the length.
         """
         if self._codec.fixed_size:
             nbytes = self._codec.nbytes(count)

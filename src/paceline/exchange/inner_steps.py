@@ -123,7 +123,7 @@ class InnerSteps:
             self._lock.end_step()
 
     def _begin(self, _: Optimizer, *__: object) -> None:
-        if not torch.compiler.is_compiling():  # compiled steps have no frame of torch's wrapper
+        if not torch.compiler.is_compiling():  # when compiled, torch's wrapper has no stack frame
             caller = sys._getframe(1)
             if self._caller is None or self._caller not in _callers_of(caller):
                 self._depth, self._caller = 0, caller
@@ -195,7 +195,7 @@ def _optimizers_of(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
             raise InvalidInput("optimizer", "must be a torch optimizer", got=type(one).__name__)
         found.append(one)
     if not found:
-        raise InvalidInput("optimizer", "must not be empty")
+        raise InvalidInput("optimizer", "must not be an empty list")
     return found
 
 

@@ -32,7 +32,7 @@ from paceline.training.models.halves import values_restored
 from paceline.training.recipes.recipe import NAMELESS, Recipe, scalar_of
 
 _TEST_BATCH = 256
-_TEST_TOKENS = 16384  # maximum of tokens in a test batch, whose logits need much memory
+_TEST_TOKENS = 16384  # most tokens in a test batch, because each token's logits need much memory
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class LocalUpdates:
         deadline_s: float | None,
         manager: "Manager | None",
     ) -> None:
-        """Connect to the workers, and hook the optimizers; `manager`: join a running training."""
+        """Connect to the workers, hook the optimizers and, with `manager`, exchange once."""
         self._workers: FixedWorkers | ElasticWorkers
         if group is None:
             self._workers = self._elastic(manager, settings, deadline_s)
@@ -160,7 +160,7 @@ class LocalUpdates:
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
         if group is None:
-            # the first exchange replaces -1 by 0, or by the number in a peer's state that it loads
+            # this exchange changes -1 to 0 or, if it loads a peer's state, to the peer's number
             self._place.num_exchanges = -1
             self._exchange_now(is_closing=False)
 
@@ -221,7 +221,7 @@ class LocalUpdates:
             load_vector(vector, fragment)
 
     def stand_in_for_gradients(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Exchange `make(parameters)` in a rehearsal, which changes no parameters."""
+        """Exchange `make(parameters)` instead of changes, because a rehearsal changes nothing."""
         self._averaging.stand_ins = list(map(make, self._outer.values))
 
     @contextmanager
@@ -259,7 +259,7 @@ class LocalUpdates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`: each worker's own, or one that all workers load.
+        """Resume from a `state_dict`: each worker from its own, or all workers from the same.
 
         After this call, load the model and optimizer. Raises InvalidInput if the state was saved
         for another model, or with another number of fragments.
@@ -396,5 +396,5 @@ class LocalUpdates:
         if running is not None and not running.is_done:
             self._workers.abort()
         self._thread.close()
-        self._steps.remove()  # also unlocks the optimizers: peers no longer copy their state
+        self._steps.remove()  # also unlocks the optimizers, whose state no peer copies any more
         self._workers.close()

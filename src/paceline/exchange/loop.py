@@ -220,7 +220,7 @@ class _Loop:
         self._session.progress.epoch(epoch, score_of(setup.recipe))
 
     def _tested(self, own: float = 0.0) -> tuple[float, Evaluation]:
-        """Return the sum of `own` over all ranks, and the model's test result; collective."""
+        """Return the sum of all ranks' training losses `own`, and the test result; collective."""
         recipe, group = self._setup.recipe, self._session.group
         assert recipe is not None
         samples = recipe.test_samples
@@ -329,7 +329,7 @@ def epoch_of(
     """
     test_loss = train_loss if found.test_loss is None else found.test_loss
     if not (isfinite(train_loss) and isfinite(test_loss)):
-        problem = f"training loss {train_loss}, test loss {test_loss} after epoch {number + 1}"
+        problem = f"led to training loss {train_loss}, test loss {test_loss} in epoch {number + 1}"
         got = "the default" if rate is None else rate
         raise InvalidInput("learning_rate", problem, got=got, hint="use a smaller one")
     return Epoch(number, train_loss, found.test_loss, found.score, seconds)

@@ -130,7 +130,7 @@ class NonFiniteGuard:
         if not is_nan and not _any_nan(self._parameters.values()):
             self._suspects = False  # the user has cleared or replaced the NaN gradients
         elif is_nan and getattr(optimizer, "found_inf", None) is not None:
-            return  # the fused optimizer skips this step, as a GradScaler has set `found_inf`
+            return  # a GradScaler has set `found_inf`: the fused optimizer skips this step
         elif is_nan and self._policy == "raise":
             raise NonFinite(
                 f"{self.num_nonfinite} gradient values were NaN or infinite, which codecs cannot "

@@ -224,7 +224,7 @@ class Averaging:
         self._make_codec = None if codec is None else factory_of(codec)
         self.codecs = PieceCodecs()  # key: number of the fragment
         self.digest = ""  # hash of the last exchanged fragment, to send in the next header
-        # in a rehearsal, which times steps without learning: values to send for each fragment
+        # values to send for each fragment in a rehearsal, which changes no parameters
         self.stand_ins: list[Tensor] = []
         self.nbytes = 0  # bytes sent; as many are received
 

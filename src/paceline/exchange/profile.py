@@ -118,10 +118,10 @@ def profile(
     works: list[timing.Work] = [step, *probes.works]
 
     def rounds(number: int) -> Rounds:
-        # one row per round, with the seconds of the step and of each exchange
+        # a round is a step and one exchange of each kind; its row has the seconds of each
         return list(map(list, zip(*timing.timed(works, clock, number), strict=True)))
 
-    # estimate a round's time by each rank's fastest: the first round also opens connections
+    # the slowest rank's fastest round, because first rounds also open connections
     slowest = max(min(map(sum, rank)) for rank in group.gather(rounds(_NUM_WARM_UP)))
     number = timing.num_rounds(seconds / 2, slowest, timing.FEWEST_ROUNDS, _MOST_ROUNDS)
     rows = rounds_of_all(partial(rounds, number), group)
@@ -150,9 +150,9 @@ def _straggling(rows: Sequence[Sequence[Sequence[float]]]) -> float:
     """Return the factor by which delays of single ranks lengthen the step of all ranks.
 
     `rows`: by rank and round, the seconds of the step and of the exchanges after it. A delay of one
-    rank delays all ranks, in the step or in the following exchange. So the step of all ranks is the
-    median of step + exchange over all rounds, minus the exchange's median. Returns this time,
-    divided by the slowest rank's median step.
+    rank delays all ranks, in the step or in the following exchange. So a step of all ranks takes
+    the median of (step + exchange), minus the median exchange. Returns this time, divided by the
+    slowest rank's median step.
     """
     typical = max(median(row[0] for row in rank) for rank in rows)
     rounds = list(zip(*rows, strict=True))
@@ -180,9 +180,9 @@ def _of_ranks(
 class _Probed:
     """Two exchanges to time for a strategy: one of the model's layers, one of small layers.
 
-    The second exchange has as many small layers as the model has layers, in `num_chunks` chunks:
-    on one host, the exchange's threads wake only once for all chunks of a step. But on several
-    hosts, or without chunks, it has one small layer, in one chunk.
+    On several hosts, or without chunks, the second exchange has one small layer, in one chunk. With
+    chunks on one host, it has as many small layers as the model has layers, in `num_chunks` chunks,
+    because the exchange's threads wake only once for all chunks of a step.
     """
 
     def __init__(self, prober: Prober, layers: Workload, group: Group) -> None:
@@ -283,12 +283,12 @@ def exchanging(workload: Workload) -> Workload:
 def single(
     prober: Prober, machine: Machine, layers: Workload, small_s: float, all_s: float
 ) -> ExchangeSamples:
-    """Return the times of a small and a large exchange that explain the measured `all_s`.
+    """Return the times of a small and a large exchange, fitted to the measured `all_s`.
 
-    `all_s`: the time to exchange all `layers`, whose sums and messages overlap. The large exchange
-    sends the same bytes as one tensor, without overlap; its time is found by simulating `layers`.
-    The small exchange takes the measured `small_s`. But if the layers' latencies alone would then
-    exceed `all_s`, both returned times are equal and shorter.
+    `all_s`: the time to exchange all `layers`, whose sums and messages overlap. The small exchange
+    takes the measured `small_s`. The large exchange sends the same bytes as one tensor, without
+    overlap; its time is the one at which simulated `layers` take `all_s`. If this would be less
+    than `small_s`, both times are equal, and less than `small_s`.
     """
 
     def pair(small: float, large: float) -> ExchangeSamples:
@@ -332,16 +332,16 @@ class _Exchanging:
 
 
 def with_idle_cores(machine: Machine) -> Machine:
-    """Return a rehearsal's machine: its layers sleep, and so leave cores idle for exchanges."""
+    """Return a rehearsal's machine, whose sleeping layers leave cores idle for exchanges."""
     losses = machine.usual_losses.model_copy(update={"beside_exchange": 0.0, "beside_copies": None})
     return machine.with_each("links", uses_cores=False).model_copy(update={"losses": losses})
 
 
 def beside_copies(plan: Plan, cost: ProfiledCost) -> ProfiledCost:
-    """Return a cost model in which layers are shorter by the copies of gradients before them.
+    """Return a cost model in which a copy of gradients shortens the layers after it.
 
-    In a rehearsal, a layer sleeps until a planned time, so if a copy delays its begin, the layer
-    takes less time. A copy that takes longer than the next layer and `QUEUED_S` delays the step.
+    In a rehearsal, a layer sleeps until a planned time, so if a copy delays its start, it sleeps
+    less. Only a copy that takes longer than the next layer and than `QUEUED_S` delays the step.
     """
     durations = dict(cost.durations)
     copied, behind = defaultdict[str, float](float), defaultdict[str, float](float)

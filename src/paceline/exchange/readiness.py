@@ -5,9 +5,9 @@ layers share the parameter. But for a parameter that is used in two re-entrant c
 calls the hook twice, and only the second call finds the complete gradient. So `Readiness` counts
 each hook's calls in the first backward pass. Later, a gradient is ready after as many calls.
 
-Each run of autograd's engine (a graph task) calls callbacks at its end. A backward pass has ended
-when those of the graph task that reaches the module's outputs are called. A re-entrant checkpoint
-runs a nested graph task, whose callbacks would be too early.
+Each run of autograd's engine (a graph task) calls callbacks at its end. A backward pass ends with
+the callbacks of the graph task that reaches the module's outputs. A re-entrant checkpoint runs a
+nested graph task, whose callbacks would be too early.
 """
 
 import weakref
@@ -122,7 +122,7 @@ class Readiness:
             self.came = [False] * len(self.came)
 
     def expect(self, chunk_of: Sequence[int | None]) -> None:
-        """Report ready chunks to the listener from now on; `chunk_of`: each parameter's, if any."""
+        """Report ready chunks from now on; `chunk_of`: chunk number of each parameter, or None."""
         self._chunk_of = list(chunk_of)
         sizes = Counter(chunk for chunk in chunk_of if chunk is not None)
         self._whole = [sizes[chunk] for chunk in range(len(sizes))]
@@ -171,7 +171,7 @@ class Readiness:
         if not self._armed:
             self._arm()
         if not self.began:
-            # `began` must be called before `_count`, which may call the listener's `ready`
+            # call the listener's `began` before `_count`, which may call its `ready`
             self.began = True
             self._left = self._whole.copy()
             self._alive_listener.began()

@@ -196,7 +196,7 @@ class Reducer(Listener):
         self._exchange = None
 
     def shadow(self) -> None:
-        """Take part in an exchange without gradients, if within join() this rank has no samples."""
+        """Exchange without gradients, because this rank has no samples left within DDP's join()."""
         # hide this rank's gradients, so that the exchange does not add them
         kept = [one.parameter.grad for one in self._named]
         touched, self._readiness.touched = self._readiness.touched, [False] * len(kept)
@@ -372,7 +372,7 @@ class Reducer(Listener):
         self._sent = []
         self._forget_gradients()
         if not self._is_arranged:
-            # the other ranks wait for this rank's order of gradients: tell them that it failed
+            # other ranks wait for this rank's order of gradients; None means that backward failed
             self._agreed_order(None)
         elif not self._chunks:
             problem = "cannot discard a step of sparse gradients after a failed backward pass"

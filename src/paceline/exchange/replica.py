@@ -62,7 +62,7 @@ class ModelReplica(Protocol):
         return nullcontext()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """If the first backward pass sums gradients in another order than later ones, call `run`.
+        """Call `run`, if the first backward pass sums gradients in another order than later ones.
 
         `run` is a forward and backward pass without effects, after which the order is that of later
         passes. Torch's reducer, for example, rebuilds its buckets after the first pass.
@@ -74,7 +74,7 @@ class ModelReplica(Protocol):
         return {}
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load `exchange_state`, saved by the same rank of the same number of ranks."""
+        """Load an `exchange_state`; rank and number of ranks must be unchanged."""
         return
 
     def statistics(self) -> Statistics:
@@ -145,7 +145,7 @@ class Exchange(Protocol):
         return self.encoded.codecs.state_dict() if self.encoded else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load `state`, saved by the same rank of the same number of ranks."""
+        """Load a `state`; rank and number of ranks must be unchanged."""
         if self.encoded is not None:
             self.encoded.codecs.load_state_dict(state)
 
@@ -208,7 +208,7 @@ class Probe:
         order, times = tuple(reversed(range(len(layers)))), [0.0] * len(layers)
         workload = Workload("probe", 1, tuple(layers), order, 0)
         with device:
-            # exchange zeros or, if the number of bytes sent depends on values, stand-ins
+            # exchange zeros, or values like gradients if the number of bytes sent depends on values
             self._module = PacedModel(workload, times, times, (), stand_ins_for(codec))
         self._replica, self._barrier = replicate(self._module), barrier
         self._inputs = torch.zeros(1, device=device)
