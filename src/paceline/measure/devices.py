@@ -159,7 +159,7 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return test values for a codec; a threshold codec sends its declared share of them."""
+    """Return test values; a codec whose name declares a share sends this share of them."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 

@@ -35,7 +35,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def read_toml_file(path: Path, most: int, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
-    """Return the content of a TOML file; `most`: maximum bytes, `largest`: maximum number."""
+    """Read a TOML file of at most `most` bytes, without numbers above `largest`."""
     return read_toml(read_file(path, most), str(path), largest=largest)
 
 
