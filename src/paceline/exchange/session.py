@@ -145,7 +145,7 @@ class Runner(Protocol):
         """Time layers and exchanges to predict steps; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with the session's `config`, in which values have replaced any "auto"."""
+        """Train or rehearse with the session's `config`, after each "auto" got a value."""
 
     def save(self, path: Path) -> None:
         """Write the trained model to `path` in safetensors format, by a single process."""

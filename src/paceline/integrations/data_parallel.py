@@ -289,8 +289,8 @@ def _methods(
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # Try exchanges with chunks last: while it is tried, their reducer learns a good number of layers
-    # per chunk, and the reducer that is tried last stays in use if its exchange is chosen.
+    # Try exchanges with chunks last: their reducers learn a good number of layers per chunk. If the
+    # exchange tried last is chosen, its reducer stays in use, with that number.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:

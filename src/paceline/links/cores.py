@@ -46,7 +46,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Inside the block, use the cores and the number of threads from before `share_cores`."""
+    """Use the cores and the number of threads from before `share_cores` inside the block."""
     if not _before_sharing:
         yield
         return

@@ -11,7 +11,7 @@ TRACE = 256 * _MIB  # enough for a million spans
 JOURNAL = 64 * _MIB
 JOURNAL_HEADER = _MIB
 MANIFEST = _MIB
-CHECKPOINT_VALUES = 256 * _MIB  # includes the order of millions of samples
+CHECKPOINT_VALUES = 256 * _MIB  # enough for the order of millions of samples
 
 UNPACKED_AT_LEAST = 4 * _MIB  # unpacked size that even the smallest packed file may have
 DENSE_AT_LEAST = 64 * _MIB  # dense size that even the smallest sparse (LIBSVM) data set may have
