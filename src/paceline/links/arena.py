@@ -120,7 +120,7 @@ class Arena:
         fd = share(group, place, arena_nbytes(*sizes))
         problem = None
         # If each rank has its own core, a waiting rank spins longer before it sleeps. Not with
-        # `held`: there, a second thread of the rank waits, and its spinning would slow the rank down.
+        # `held`: there, a second thread of the rank waits, and its spinning would slow the rank.
         own_core = place.num_cores >= len(place.members) and not held
         spare_core = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale

@@ -74,7 +74,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return the flops per second of a layer: `flops` in forward, and 2 * `flops` in backward."""
+        """Return the flops per second of a layer: `flops` in forward, 2 * `flops` in backward."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
