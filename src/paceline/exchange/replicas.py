@@ -47,21 +47,21 @@ from paceline.training.models.paced import Stretched
 # Tolerance when recorded times are compared with a plan: hooks of the same gradient run one after
 # another, so their times differ slightly.
 SLACK_S = 1e-3
-# Before a rehearsal, balanced batch sizes must become stable: number of steps between two checks,
-# and maximum number of checks.
+# Balanced batch sizes must be stable before a rehearsal: check them every _INTERVAL steps, at most
+# _MOST_ROUNDS times.
 _INTERVAL, _MOST_ROUNDS = 10, 10
-_PERIOD_STEPS = 8  # number of simulated steps, as in planner.forecast
+_PERIOD_STEPS = 8  # steps simulated to predict a step time, as in planner.forecast
 Replicate = Callable[..., ModelReplica]  # called as (module, config, group, *, tuner=...)
 
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["ReplicaRunner"]:
-    """Yield a runner of the session; the strategy's module must define function `replica`."""
+    """Yield a `ReplicaRunner`, which calls `replica` of the strategy's module to wrap the model."""
     yield ReplicaRunner(session, session.strategy.runner().replica)
 
 
 def prober(strategy: Strategy, config: Any, group: Group) -> Prober:
-    """Return a `Prober`: it creates probes that time the exchange of `strategy`."""
+    """Return a factory of probes, each of which times the exchange of `strategy`."""
     replica = strategy.runner().replica
     ends_together = strategy.running is None or strategy.running.ends_together
     make = partial(
@@ -84,7 +84,7 @@ class ReplicaRunner:
         self.samples_per_step = self.setup.samples_per_step  # all workers together; mean over steps
         self.about = about(session, self.workload)
         self.profiled: Profile | None = None
-        self.with_equal_shares: Profile | None = None  # the profile if batches were equal
+        self.with_equal_shares: Profile | None = None  # profile for equal batch sizes
 
     def profile(self, beside: Iterable[tuple[Strategy, Any]]) -> Profile:
         """Time the model's layers, and the exchange of each (strategy, config) in `beside`."""
@@ -107,7 +107,7 @@ class ReplicaRunner:
         return found
 
     def rank_seconds(self) -> list[float]:
-        """Return for each rank the seconds it would take to compute a step's whole batch."""
+        """Return the seconds that each rank alone would need to compute a step's whole batch."""
         assert self.with_equal_shares is not None
         factor = self._session.settings.batch_size / self.workload.batch_size
         return self.with_equal_shares.rank_seconds(factor)
@@ -125,7 +125,7 @@ class ReplicaRunner:
         return self.calibrated(self._session.strategy, self._session.config)
 
     def calibrated(self, strategy: Strategy, config: Any) -> PricedMachine:
-        """Return the profile's machine and cost model, calibrated to predict `strategy`."""
+        """Return the profiled machine and cost model, adapted to predict steps of `strategy`."""
         assert self.profiled is not None
         machine, cost = self.profiled.calibrated(strategy, config)
         if self._session.is_rehearsal:
@@ -136,7 +136,7 @@ class ReplicaRunner:
         return PricedMachine(machine, cost)
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with `config`; if it requests a search, the search chooses `chunk`."""
+        """Train or rehearse with `config`; if `config.chunk` names a search, run it, too."""
         session, tuner = self._session, self._tuner(config)
         tuning = {} if tuner is None else {"tuner": tuner}
         return self.train_with(
@@ -151,7 +151,7 @@ class ReplicaRunner:
         used: Callable[[], tuple[Strategy, Any]],
         tuner: ChunkTuner | None = None,
     ) -> Outcome:
-        """Train `replicate(model)`; `used()` returns its current strategy and configuration."""
+        """Train the model wrapped by `replicate`; `used` returns the strategy and config in use."""
         session, setup, group = self._session, self.setup, self._session.group
         assert self.profiled is not None
         device = self.profiled.machine.devices[group.rank].name
@@ -252,10 +252,10 @@ def outcome_of(
     plan: Callable[[Window], Plan],
     **known: Any,
 ) -> Outcome:
-    """Create a run's outcome from all ranks' measurements; `known`: the outcome's other fields.
+    """Create a run's outcome from all ranks' measurements; collective.
 
     `plan(window)`: returns the planned tasks of some steps, to compare with the traced steps.
-    Collective.
+    `known`: fields of the outcome that the caller knows.
     """
     group = session.group
     timeline = gather_timeline(trained.spans, trained.offset, group, session.origin)
@@ -266,7 +266,7 @@ def outcome_of(
     step_s = median(trained.step_seconds) if trained.step_seconds else None
     samples_per_s = setup.samples_per_step / step_s if step_s else 0.0
     tokens = setup.recipe.tokens_per_sample if setup.recipe else None
-    # skip None of ranks that encode nothing: in some exchanges, one rank per host encodes
+    # `sent_share` is None on a rank that encodes nothing: often only one rank per host encodes
     shares = [one for one in group.gather(trained.sent_share) if one is not None]
     codec = gradient_codec(known.get("config"))
     return Outcome(

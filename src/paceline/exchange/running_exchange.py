@@ -20,7 +20,7 @@ NO_EXCHANGE: dict[str, Any] = {"due": None, "sent": [], "buffers": []}
 
 
 class RoundPlace:
-    """Counts a worker's inner steps (training steps) and exchanges, to find when one is due.
+    """Counts inner (training) steps and exchanges, to find when the next exchange is due.
 
     A round has `sync_every` inner steps; in it, each fragment of the model is exchanged once.
     `weights`: for each fragment, the total weight of the inner steps since its last exchange.
@@ -75,7 +75,7 @@ class RoundPlace:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved position, and reset weights.
 
-        If the next exchange should have started before this position, it follows the next step.
+        If an exchange is already overdue at this position, it starts after the next step.
         """
         self.num_exchanges = state["num_exchanges"]
         self._in_round = min(state["in_round"], self._rounds.sent_after(self.fragment) - 1)
@@ -107,9 +107,8 @@ class ExchangeTimes:
 class RunningExchange:
     """An exchange that runs while the worker trains; its result is loaded after step `due`.
 
-    `given`: this worker's contribution. `sent`: a copy of the parameters at the start, from which
-    the changes by later steps are computed, to add them to the result. It is empty if these changes
-    are not added. `sent_s`: time of the start.
+    `given`: this worker's contribution. `sent_s`: time of the start. `sent`: the parameters at the
+    start. Their changes since the start are added to the result, unless `sent` is empty.
     """
 
     def __init__(

@@ -5,8 +5,8 @@
         outcome = runner.train(config)     # trains, or rehearses in a rehearsal session
         runner.save(path)
 
-A rehearsal times steps without learning. If `session.device` is set, its layers do not compute, but
-sleep as long as the layers of this device would take.
+A rehearsal times steps without learning. If `session.device` is set, the model's layers do
+not compute, but sleep as long as they would compute on this device.
 """
 
 import time
@@ -122,7 +122,7 @@ class TrainingSession:
 
     @property
     def origin(self) -> Origin:
-        """The origin of recorded timelines: rehearsed in a rehearsal, otherwise measured."""
+        """The origin to write into recorded timelines: REHEARSED in a rehearsal, else MEASURED."""
         return Origin.REHEARSED if self.is_rehearsal else Origin.MEASURED
 
 
@@ -145,7 +145,7 @@ class Runner(Protocol):
         """Time layers and exchanges to predict steps; None if the settings request no profile."""
 
     def train(self, config: Any) -> Outcome:
-        """Train or rehearse with the session's `config`, after any "auto" in it was replaced."""
+        """Train or rehearse with the session's `config`, after each "auto" got a value."""
 
     def save(self, path: Path) -> None:
         """Write the trained model to `path` in safetensors format, by a single process."""

@@ -77,8 +77,8 @@ class TrainingSetup:
 def setup_of(session: TrainingSession) -> TrainingSetup:
     """Create this rank's model, data, optimizer and options for a training or rehearsal.
 
-    Raises InvalidInput if model, data or number of workers do not fit. If a device is emulated,
-    gradients are chosen so that a codec sends the fraction of values that its name contains.
+    Raises InvalidInput if model, data or number of workers do not fit. An emulated device makes
+    synthetic gradients: of these, codec "threshold:1@0.01", for example, sends 1 % of the values.
     """
     settings, group, device = session.settings, session.group, session.device
     check_world_size(settings.workers, group)
@@ -89,7 +89,7 @@ def setup_of(session: TrainingSession) -> TrainingSetup:
     if device is None:
         return _stretched(settings, group, workload)
     times, like = device.times(workload), stand_ins_for(gradient_codec(session.config))
-    # a batch of one value and one class: paced layers ignore it, and its loss takes no time
+    # the smallest batch: paced layers do not compute, and the loss should take almost no time
     share = Share(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), 1.0)
     return TrainingSetup(
         model=PacedModel(workload, times.forward_s, times.backward_s, gradient_like=like),
@@ -151,7 +151,7 @@ def trained_setup(
 
 
 def optimizer_by(recipe: Recipe, settings: TrainSettings) -> OptimizerFactory:
-    """Return the settings' optimizer factory, or else the recipe's; refuse unused settings."""
+    """Return the settings' or the recipe's optimizer factory; refuse settings it would ignore."""
     if settings.optimizer is not None or recipe.optimizer is None:
         return optimizer_for(settings)
     for name in ("learning_rate", "momentum"):
@@ -240,7 +240,7 @@ def epochs_of(
 
 
 def rehearsed_steps(settings: RehearseSettings) -> tuple[int, int]:
-    """Return the numbers of steps of a rehearsal's two epochs: one is timed, one is traced."""
+    """Return the numbers of steps in a rehearsal's timed epoch and in its traced epoch."""
     return NUM_WARM_UP + settings.steps, NUM_WARM_UP + min(settings.steps, NUM_TRACED)
 
 
@@ -253,7 +253,7 @@ def _stretched(settings: RehearseSettings, group: Group, workload: Workload) -> 
         model, batch, loss = built(recipe, seed=0), recipe.first(size), recipe.loss
     else:
         model, batch = _random(settings, size)
-        loss = next_token_loss  # a mean over all targets, so also right for classifiers
+        loss = next_token_loss  # a mean over all targets, which also suits classifiers
 
     def first(num_samples: int) -> Batch:
         return batch.rows(slice(num_samples))

@@ -39,7 +39,7 @@ class Share(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """Number of samples, by the first target tensor."""
+        """Number of samples: the length of the first target tensor."""
         return len(tree_leaves(self.targets)[0])
 
     def split(self, count: int) -> list["Share"]:
@@ -87,7 +87,7 @@ class Learning:
         """Return the weighted loss of a forward pass; without samples, 0 with zero gradients."""
         with self.autocast(tree_leaves(share.inputs)[0].device):
             outputs = call(model, share.inputs)
-            if not share.num_samples:  # the mean loss would be NaN; the sum of no outputs is 0
+            if not share.num_samples:  # a mean of no samples would be NaN, a sum is 0
                 leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 return torch.stack([one.sum() for one in leaves if one.requires_grad]).sum()
             return learnable_loss(self.name, self.loss, outputs, share.targets) * share.weight
@@ -120,8 +120,7 @@ def train_step(
     with recorder.phase(Kind.LOAD):
         *before, last = next(source).split(learning.accumulate)
     losses = []
-    # Do not test `before` here, which is empty on a rank with few samples: all ranks must call
-    # `no_sync`.
+    # All ranks must call `no_sync`, even a rank with so few samples that `before` is empty.
     if learning.accumulate > 1:
         no_sync = getattr(model, "no_sync", nullcontext)  # only replicas have this method
         with recorder.phase(Kind.FORWARD, ACCUMULATED), no_sync():

@@ -98,7 +98,7 @@ class Synchronized(DistributedDataParallel):
         refused = any(map(is_lazy, parameters)) or not any(p.requires_grad for p in parameters)
         if arguments.get("init_sync", True) and not refused:
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-            # compare buffers only if DDP's constructor broadcasts rank 0's buffers
+            # compare the ranks' buffers, too, if DDP's constructor broadcasts them from rank 0
             sends_buffers = arguments.get("forward_sync_buffers") is not None
             sends_buffers |= arguments.get("broadcast_buffers") in (None, True)
             check_same(module, group, set(ignored), sends_buffers)
@@ -138,7 +138,7 @@ class Synchronized(DistributedDataParallel):
         join, exchanged = weakly(self._join), weakly(self._exchanged)
         make, chunk, as_views = method.make, method.chunk, self.gradient_as_bucket_view
         if make is None:
-            # a callback requires a hook on each parameter, so pass one only if it is needed
+            # pass `exchanged` only if it has an effect, because it costs a hook on each parameter
             watched = exchanged if self._tries else None
             return TorchAllReduce(method, named, join, watched)
         if self._use_python_reducer:
@@ -303,8 +303,8 @@ class Synchronized(DistributedDataParallel):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         names = [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
         is_ours = all(name.startswith("module.") for name in names)
-        # Add the prefix "module." if the state was saved from the unwrapped module. Usually its
-        # names lack the prefix. If all have it, check whether they are the unwrapped module's own.
+        # Add the prefix "module." if the state was saved from the unwrapped module: then a name
+        # lacks the prefix, or the unwrapped module itself has all names in a submodule "module".
         if not is_ours or self.module.state_dict(keep_vars=True).keys() >= set(names):
             for name in names:
                 state[f"{prefix}module.{name}"] = state.pop(f"{prefix}{name}")
@@ -329,7 +329,7 @@ class Synchronized(DistributedDataParallel):
         self._ddp_init_helper()
 
     def prepare(self, run: Callable[[], None]) -> None:
-        """With torch's reducer, call `run`, after which the reducer rebuilds its buckets.
+        """Let torch's reducer, if it is used, rebuild its buckets by a call of `run`.
 
         `run`: runs a forward and backward pass, and discards the gradients.
         """
@@ -339,11 +339,11 @@ class Synchronized(DistributedDataParallel):
             self.load_exchange_state(state)
 
     def exchange_state(self) -> dict[str, Tensor]:
-        """Return this rank's error feedback, by key."""
+        """Return this rank's error feedback by key, for `load_exchange_state`."""
         return {} if self._gradients is None else self._gradients.state()
 
     def load_exchange_state(self, state: dict[str, Tensor]) -> None:
-        """Load `exchange_state`, saved by the same rank of the same number of ranks."""
+        """Load this rank's saved `exchange_state`; the number of ranks must not have changed."""
         if self._gradients is not None:
             self._gradients.load_state(state)
 

@@ -26,10 +26,10 @@ from paceline.measure.timing import seconds_between
 class Trials(Choice):
     """Chooses the fastest of several exchanges by step times, which are measured in training.
 
-    `slow`: exchanges in `names` that are tried only after steps became slower or faster. Trials end
-    after at most `last_step` steps. `on_decision(text)` is called after each choice. A step's
-    time is the slowest rank's; since all ranks compare the same times, they make the same choice.
-    Attribute `num_searched`: number of steps before the last choice.
+    `names`: the exchanges. `slow`: those that are known to be slow, and tried only when the time of
+    steps changes. Trials end after at most `last_step` steps. `on_decision(text)` is called after
+    each choice. A step's time is the slowest rank's; since all ranks compare the same times, they
+    make the same choice. Attribute `num_searched`: number of steps before the last choice.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Trials(Choice):
     def finish_measurement(
         self, group: Group, chunk: int | None = None, is_searched: bool = False
     ) -> None:
-        """Use the steps timed since the last call; collective.
+        """Evaluate the steps timed since the last call; collective.
 
-        Ends the current exchange's turn to be timed. If the choice is made, checks instead whether
+        During trials, ends the current exchange's turn to be timed. After trials, checks whether
         steps have become slower or faster. `chunk`: current number of layers per chunk.
         `is_searched`: whether the search for this number is still running.
         """
@@ -122,8 +122,8 @@ class Trials(Choice):
 class Trying(Synchronized):
     """Averages gradients by several methods in turns, and then by the fastest.
 
-    `candidates`: the methods by name. `trials`: chooses among these names; None: no trials yet, and
-    the first method is used. Other arguments: see `Synchronized`. All ranks change to another
+    `candidates`: the methods by name. `trials`: chooses among these names; without trials, the
+    first method is used. Other arguments: see `Synchronized`. All ranks change to another
     method together.
     """
 

@@ -35,8 +35,8 @@ Settings = Mapping[str, Any]  # plain values by name, which must be equal on all
 class FixedWorkers:
     """Averages models over a fixed group of workers; if a worker is lost, the exchange fails.
 
-    After the first exchange in which all workers have finished training, `num_final_exchanges` more
-    follow: one for each other fragment of the model.
+    An exchange averages one fragment of the model. After the first exchange in which all workers
+    have finished training, `num_final_exchanges` more average the other fragments.
     """
 
     lock = None  # no lock is needed, because no other worker copies this worker's state
@@ -79,7 +79,7 @@ def settings_of(
 def check_same_settings(own: Settings, other: Settings, here: str, there: str) -> None:
     """Raise InvalidInput for the first setting that differs between two workers.
 
-    `here`, `there`: how the error calls the workers of `own` and of `other`.
+    `here`, `there`: in the error, the names of the workers with settings `own` and `other`.
     """
     for name, value in own.items():
         if other.get(name) != value:

@@ -14,7 +14,7 @@ from paceline.core.errors import InvalidInput
 from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-# kinds of parallelism that, on CPUs, only environment variables report, not `distributed_type`
+# Check environment variables for these, because on CPUs `distributed_type` does not report them.
 _OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 _MARK = "_is_accelerate_prepared"  # attribute that Accelerate sets on prepared objects
 

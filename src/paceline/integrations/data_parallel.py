@@ -185,7 +185,7 @@ class DataParallel(Trying):
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Tried numbers of layers per chunk, each with rank 0's predicted and measured time."""
+        """Tried numbers of layers per chunk, with rank 0's predicted and measured step times."""
         return self._tuner.trials if self._tuner else ()
 
     # Balanced batches.
@@ -289,8 +289,8 @@ def _methods(
         name: one.runner().method(one.config(), compression, asked)
         for name, one in EXCHANGES.items()
     }
-    # Try exchanges with chunks last. If the trials choose the last exchange, training keeps its
-    # reducer, which has already found a good number of layers per chunk.
+    # Try exchanges with chunks last: their reducers learn a good number of layers per chunk. If the
+    # exchange tried last is chosen, its reducer stays in use, with that number.
     found = sorted(every.values(), key=lambda method: method.is_chunked)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:
@@ -303,7 +303,7 @@ def _methods(
 
 
 def check_hook(argument: str, exchange: str = AUTO) -> None:
-    """Raise InvalidInput for `argument`, a communication hook, if `exchange` supports no hooks."""
+    """Raise InvalidInput for `argument` if `exchange` does not support communication hooks."""
     # "auto" is valid, because it uses torch's reducer for a hook. For an unknown exchange,
     # DataParallel raises an error later.
     known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []

@@ -88,7 +88,7 @@ class LocalUpdatesCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """After the last step, average the last changes before the Trainer tests and saves."""
+        """Average the remaining changes after the last step, before the Trainer tests and saves."""
         if control.should_training_stop and self._updates is not None:
             self._updates.close()
 

@@ -20,7 +20,7 @@ _DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
     torch.float16: DType.FLOAT16,
 }
-_EXPECTED = {  # for error texts: what a silent rank should have done
+_EXPECTED = {  # what a silent rank should have done, for error texts
     Fault.POST: "deliver the gradients of step {step}",
     Fault.COMMIT: "deliver the gradients of step {step}",
     Fault.SUM: "finish its part of the sum of step {step}",
@@ -80,10 +80,11 @@ class Arena:
     """One rank's view of the memory that the ranks of its machine share.
 
     All ranks of `group` must construct the arena together. In each step a rank calls `begin`, then
-    `post` for every chunk in its `slot`, then `commit`, then `wait_step`. A rank whose backward
-    fails calls `discard` instead of `commit`. Once all ranks have posted a chunk, any idle rank
-    sums it in rank order, (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits.
-    The sums of step n stay valid until the ranks begin step n + 2.
+    writes gradients to its `slot`, and calls `post` for every chunk (part of the slot) that it has
+    written. At the end it calls `commit` and `wait_step`, or `discard` if its backward has failed.
+    Once all ranks have posted a chunk, any idle rank sums it in rank order,
+    (((s0 + s1) + s2) + ...) * scale, so that all ranks read the same bits. The sums of step n stay
+    valid until the ranks begin step n + 2.
 
     Waiting raises StepDiscarded if a rank discarded the step, and WorkerLost if a rank died or has
     not done its part after `deadline_s`. The constructor raises InvalidInput on all ranks if a rank
@@ -96,7 +97,7 @@ class Arena:
     `members`: the global ranks on this machine, ascending. A local rank is an index of `members`.
     `leaders`: the first rank of each machine, ascending.
     `slots`: one tensor, uint8 [slot_nbytes], per local rank. A rank writes only to its own slot.
-    `flags`: uint8 [local ranks, num_flags, 2], where the last index is `step % 2`. A rank writes
+    `flags`: numbers that ranks tell each other, uint8 [local rank, flag, step % 2]. A rank writes
     its flags before `commit`; all ranks may read them after `wait_step`.
     """
 
@@ -118,8 +119,8 @@ class Arena:
         held = len(place.leaders) > 1 if held is None else held
         fd = share(group, place, arena_nbytes(*sizes))
         problem = None
-        # If each rank has its own core, a waiting rank spins longer before it sleeps. But with
-        # `held`, a thread waits while its rank computes, and would slow the rank down by spinning.
+        # If each rank has its own core, a waiting rank spins longer before it sleeps. Not with
+        # `held`: there, a second thread of the rank waits, and its spinning would slow the rank.
         own_core = place.num_cores >= len(place.members) and not held
         spare_core = place.num_cores >= 2 * len(place.members)
         scale = 1 / group.world_size if scale is None else scale
@@ -154,7 +155,7 @@ class Arena:
         return torch.from_numpy(self._opened().result(step % 2))
 
     def refresh(self, step: int) -> int:
-        """Undo this rank's writes to its view `result`; return the number of bytes undone."""
+        """Restore the sums that this rank has overwritten in `result`; return how many bytes."""
         return self._opened().refresh(step % 2)
 
     def set_chunks(self, chunks: Sequence[Sequence[tuple[int, int, torch.dtype]]]) -> None:
@@ -170,7 +171,7 @@ class Arena:
         """Begin a step; step numbers ascend from 1, and are equal on all ranks."""
         if self._is_open or step <= self._step:
             raise RuntimeError(
-                f"cannot begin step {step}: step {self._step} has not ended, or is not earlier"
+                f"cannot begin step {step} after step {self._step}, which must be earlier and ended"
             )
         self._opened().begin(step)
         self._step, self._is_open = step, True
@@ -193,7 +194,7 @@ class Arena:
         self._opened().post(chunk)
 
     def publish(self) -> None:
-        """Mark the next chunk as summed over all machines.
+        """Mark one more chunk, in the order of chunks, as summed over all machines.
 
         Only with `held`: the first rank of each machine calls this method.
         """

@@ -47,7 +47,7 @@ class CallThread:
         self._thread.join(within_s)
 
     def end_with(self, owner: object) -> None:
-        """When `owner` is garbage-collected, end the thread after the queued calls."""
+        """End the thread, after the queued calls, when `owner` is garbage-collected."""
         weakref.finalize(owner, self._calls.put, None).atexit = False
 
     def _run(self) -> None:

@@ -27,7 +27,7 @@ class Clock:
 
 
 class DeviceMark(NamedTuple):
-    """An event, and the index of the earlier event (anchor) to which its time is relative."""
+    """An event, and the index of its anchor: an earlier event with known time."""
 
     event: Event
     anchor: int

@@ -10,7 +10,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-# This process's CPUs and number of threads before `share_cores`
+# This process's CPUs and number of threads before `share_cores`; empty without that call
 _before_sharing: list[tuple[set[int], int]] = []
 
 
@@ -46,7 +46,7 @@ def usable_cores() -> int:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Inside the block, use the cores and the number of threads from before `share_cores`."""
+    """Use the cores and the number of threads from before `share_cores` inside the block."""
     if not _before_sharing:
         yield
         return

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ARMED = "PACELINE_FAILPOINTS"
-REACHED, GO_ON = "reached", "go_on"  # FIFOs in FOLDER, for action "pause:FOLDER"
+REACHED, GO_ON = "reached", "go_on"  # named pipes in FOLDER, if `do` is "pause:FOLDER"
 _visits: Counter[str] = Counter()
 
 

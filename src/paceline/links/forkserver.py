@@ -43,7 +43,7 @@ from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
-OF_WORKERS = ["-m", "paceline.links.processes"]  # follows the interpreter in every `module_command`
+OF_WORKERS = ["-m", "paceline.links.processes"]  # arguments of Python in each `module_command`
 _MAX_FDS = 64
 # Environment variables that take effect only while libraries are loaded.
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
@@ -70,7 +70,7 @@ class ForkRequest:
 
 @contextmanager
 def open_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """Run a fork server, which first imports `modules`, inside the block, unless one runs."""
+    """Keep a fork server running inside the block; a new server first imports `modules`."""
     if ADDRESS in os.environ:
         yield
         return
@@ -140,7 +140,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._pids: dict[socket.socket, int] = {}
-        self._forked: ForkRequest | None = None  # set in a forked child: its request
+        self._forked: ForkRequest | None = None  # in a forked child: the request for it
 
     def serve(self) -> ForkRequest:
         """Fork processes on request; in a forked process, return the request for that process."""
@@ -267,7 +267,7 @@ def retitle(command: Sequence[str]) -> None:
 
 
 def run_module(arguments: Sequence[str]) -> None:
-    """Run a module or FILE.py as Python does; of an imported module, only call `main`."""
+    """Run a FILE.py or module as Python does, or call `main` of an imported module."""
     sys.argv = list(arguments)
     what = sys.argv[0]
     if what.endswith(".py"):

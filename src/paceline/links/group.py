@@ -86,7 +86,7 @@ class Group:
 
     @property
     def global_ranks(self) -> list[int]:
-        """The members' ranks in the default process group, in the order of this group's ranks."""
+        """For each rank of this group, in order, its rank in the default process group."""
         if self.world_size == 1:
             return [self.rank]
         return dist.get_process_group_ranks(self.process_group)

@@ -49,7 +49,7 @@ class Interruption:
             pass_on(self.before[number], number, frame)
         self._is_signalled = True
         self.number = self.number or number
-        self.worker = None  # this process got a signal, so no worker was the only one
+        self.worker = None  # not only a worker got a signal: this process did, too
         for one in (self.before or {}).values():
             if isinstance(one, CommandHandler):
                 one.received = one.received or number
@@ -95,7 +95,7 @@ def interruptible(*, raises_again: bool = False) -> Iterator[Interruption]:
         finally:
             _interruptible.pop()
             if noted.requested and not raises_again:
-                # Keep `noted` as the handler, so that a launcher's later signal has no effect.
+                # Do not restore the previous handlers: `noted` ignores a launcher's later signal.
                 before.clear()
 
 

@@ -99,10 +99,9 @@ class _PassedOn(Interruption):
 
 
 def _is_saving(store: Store, workers: Sequence[Process], code: int) -> bool:
-    """Return whether the workers will save their state; if not, send them a signal.
+    """Return True if the workers will save their state, having agreed on a last step.
 
-    They save it once they have agreed on a last step. The signal is the one that ended a worker
-    with exit code `code`.
+    Otherwise, send all workers the signal that ended one of them with exit code `code`.
     """
     if is_agreed(store):
         return True

@@ -1,6 +1,6 @@
 """Start workers on this machine, and exchange packets over sockets and files in memory.
 
-    workers = PacketWorkers("package.module", deadline_s) # for an answer of a worker
+    workers = PacketWorkers("package.module", deadline_s) # deadline of a worker's answer
     process, wire = workers.launch(settings, fds)         # python -m package.module WIRE
     workers.add(PacketWorker(0, process, wire))
     for worker, message, why in workers.poll():           # why: the reason if a worker is lost

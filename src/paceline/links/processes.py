@@ -100,8 +100,8 @@ class ForkedProcess(Process):
                 try:
                     packet = _received(self._connection)
                 except ConnectionResetError:
-                    # The server sent the exit code and closed the connection without reading our
-                    # last signal. Read again: only the first read raises, the second has the code.
+                    # The server sent the exit code, and closed the connection without reading our
+                    # last signal. The first read then raises; the second returns the exit code.
                     packet = _received(self._connection)
                 # Without an exit code, the server has died and the kernel has killed the process.
                 self._code = json.loads(packet)["code"] if packet else -signal.SIGKILL

@@ -193,7 +193,7 @@ def _timeout_of(process_group: dist.ProcessGroup | None, device: torch.device) -
     """Return the timeout of a process group's backend for tensors on `device`."""
     group: Any = process_group or dist.group.WORLD
     carried = group._device_types
-    # gloo also serves types that it does not list: use the timeout of the first listed type.
+    # gloo also serves device types that it does not list: for them, use the first listed type.
     found = next((one for one in carried if one.type == device.type), carried[0])
     timeout: timedelta = group._get_backend(found).options._timeout
     return timeout

@@ -130,7 +130,7 @@ def _read_nonce(pid: int, fd: int) -> bytes | None:
 def choose_leaders(reached: Sequence[Sequence[int]]) -> list[int]:
     """Return each rank's leader, which is the first rank of its machine.
 
-    A rank's leader is the lowest earlier leader whose memory it can read; without one, itself.
+    It is the lowest leader whose memory the rank can read. If there is none, the rank is a leader.
     `reached[rank]`: the lower ranks whose memory `rank` can read, ascending.
     """
     leader_of: list[int] = []

@@ -86,7 +86,7 @@ class CommandHandler:
         os._exit(128 + number)
 
     def unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
-        """As sys.unraisablehook, end the command if Python ignores a Stopped, as in `__del__`."""
+        """End the command if Python ignores Stopped, as in `__del__`; used as unraisablehook."""
         if isinstance(lost.exc_value, Stopped):
             self.received = lost.exc_value.number
             self.leave()

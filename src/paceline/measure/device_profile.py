@@ -166,7 +166,7 @@ class ProfiledDevices:
 
     @cached_property
     def _shown(self) -> dict[int, DeviceProfile]:
-        """Profiles for the plan; if `is_paced`, without links, and with a core for each device."""
+        """The profiles to plan with; if layers are paced, without links and with enough cores."""
         if not self.is_paced:
             return dict(self.profiles)
         idle = {"cores": len(self.profiles), "link": None}
@@ -175,7 +175,7 @@ class ProfiledDevices:
     def calibrated(self, workload: Workload) -> PricedMachine:
         """Return the machine, and the seconds that each device takes for each part of a step."""
         shown = self._shown
-        # Exclude single-core hosts: there the plan lets messages and computation take turns.
+        # Skip single-core hosts: there, messages and computation already take turns in the plan.
         sharing = [one for number, one in shown.items() if number and one.cores > 1]
         lost = max((one.link.lost_beside for one in sharing if one.link), default=0.0)
         # Exclude hubs: their tasks are so short that the spread of their times says little.

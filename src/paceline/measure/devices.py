@@ -74,7 +74,7 @@ def measure_device(sampler: Sampler, device: torch.device) -> DeviceFigures:
     value = torch.ones(1, device=device)
 
     def trained(layer: nn.Module, shape: tuple[int, ...], flops: int) -> Spread:
-        """Return a layer's flops per second: `flops` in forward, twice as many in backward."""
+        """Return the flops per second of a layer: `flops` in forward, 2 * `flops` in backward."""
         inputs = torch.randn(shape, device=device, requires_grad=True)
         sources = [inputs, *layer.to(device).parameters()]
         gradient = torch.ones_like(layer(inputs))
@@ -159,7 +159,7 @@ def measure_sums(sampler: Sampler) -> Spread:
 
 
 def _values(codec: str, like: Tensor) -> Tensor:
-    """Return test values for a codec; a threshold codec sends its declared share of them."""
+    """Return test values; a codec whose name declares a share sends this share of them."""
     return (stand_ins_for(codec) or torch.randn_like)(like)
 
 

@@ -29,7 +29,7 @@ def found_gpus(*, usable: bool) -> tuple[torch.device, ...]:
     ask the driver.
     """
     with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")  # record it: an old driver causes only a warning
+        warnings.simplefilter("always")  # an old driver causes no error, only a warning
         count = torch.cuda.device_count() if not usable or torch.cuda.is_available() else 0
     if count == 0 and (why := _why_unusable([str(one.message) for one in found if usable])):
         hint = "fix that, or set CUDA_VISIBLE_DEVICES= to compute on CPU cores"
@@ -109,7 +109,7 @@ class CudaDevice(Device):
         assert stream is None or isinstance(stream, torch.cuda.Stream)
         own: AbstractContextManager[object]
         own = nullcontext() if stream is None else torch.cuda.stream(stream)
-        # Set the device first, so that `own` saves and restores the current stream of this GPU.
+        # Select the GPU first, so that `own` saves and later restores this GPU's current stream.
         with torch.cuda.device(self.torch_device), own:
             yield
 

@@ -49,7 +49,7 @@ class Device:
     def record(self, *, timed: bool = False) -> Event:
         """Return an event that is reached after all queued work of the current stream.
 
-        `timed`: the event supports `elapsed_time`. A host thread that waits for the event sleeps.
+        `timed`: the event supports `elapsed_time`. Threads sleep while they wait for the event.
         """
         raise RuntimeError("a CPU has no events; check `is_asynchronous` first")
 
@@ -72,7 +72,7 @@ class Device:
         return None
 
     def limit_memory(self, nbytes: int) -> None:
-        """Limit this process to `nbytes` of the memory that contains this device's tensors."""
+        """Limit this process to `nbytes` of this device's memory (host memory, for the CPU)."""
         resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

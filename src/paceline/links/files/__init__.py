@@ -26,7 +26,7 @@ def read_file(path: Path, most: int) -> bytes:
             data = file.read(most + 1) if found.st_size <= most else b""
     except OSError as error:
         raise InvalidInput(str(path), f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a name with a NUL
+    except ValueError as error:  # `path` contains a NUL
         raise InvalidInput(str(path), f"cannot be read: {error}") from None
     nbytes = max(found.st_size, len(data))
     if nbytes > most:
@@ -35,7 +35,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def read_toml_file(path: Path, most: int, *, largest: float = LARGEST_NUMBER) -> dict[str, Any]:
-    """Return the content of a TOML file; `most`: maximum bytes, `largest`: maximum number."""
+    """Read a TOML file of at most `most` bytes, without numbers above `largest`."""
     return read_toml(read_file(path, most), str(path), largest=largest)
 
 

@@ -11,10 +11,10 @@ TRACE = 256 * _MIB  # enough for a million spans
 JOURNAL = 64 * _MIB
 JOURNAL_HEADER = _MIB
 MANIFEST = _MIB
-CHECKPOINT_VALUES = 256 * _MIB  # includes the order of millions of samples
+CHECKPOINT_VALUES = 256 * _MIB  # enough for the order of millions of samples
 
-UNPACKED_AT_LEAST = 4 * _MIB  # size to which any packed file may unpack, however small it is
-DENSE_AT_LEAST = 64 * _MIB  # size that any sparse (LIBSVM) data set may have when dense
+UNPACKED_AT_LEAST = 4 * _MIB  # unpacked size that even the smallest packed file may have
+DENSE_AT_LEAST = 64 * _MIB  # dense size that even the smallest sparse (LIBSVM) data set may have
 MOST_UNPACKED = 200  # largest ratio of unpacked to packed size; repetitive text reaches 100
 MOST_DENSE = 2000  # largest ratio of dense bytes to sparse bytes; data set news20 reaches 770
 PIXELS = 2**26  # largest image in pixels; scaling an image down takes 3 or 4 bytes per pixel
