@@ -1,4 +1,4 @@
-"""Search over strategies, codecs, chunks, numbers of workers and placements; rank the forecasts."""
+"""Forecast strategies with various options, numbers of workers and devices; rank the forecasts."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,8 @@ _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
     """Sort forecasts by throughput, best first.
 
-    Forecasts that change training come last, sorted by the time to a given loss, if it is known.
+    Strategies that learn differently from synchronous training come last: first those that reach
+    a loss soonest, then those for which this time is unknown.
     """
 
     def place(one: Forecast) -> tuple[bool, float, float]:
@@ -54,7 +55,7 @@ class Refusal:
 class Ranking(Sequence[Forecast]):
     """Forecasts, best first, and the refused strategies.
 
-    `alone`: best forecast of one worker, to compare with, if the user asked only for more workers.
+    `alone`: best forecast of one worker, for comparison; None if `forecasts` already include it.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -83,7 +84,7 @@ class Ranking(Sequence[Forecast]):
     def worth(self) -> int | None:
         """The smallest number of workers with a throughput within 2 % of the best.
 
-        None if only one number of workers, greater than 1, was planned.
+        None if nothing can be compared: all forecasts have the same number of workers, above 1.
         """
         if len(self.best_of) < 2 and set(self.best_of) != {1}:
             return None
@@ -103,7 +104,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
     devices, only the first of them is returned.
     """
     turns, of_host = dict[str, int](), Counter[str]()
-    for device in machine.devices:  # number the devices of each host from 0, to sort "spread"
+    for device in machine.devices:  # for "spread": each device's number on its host, from 0
         turns[device.name] = of_host[device.host]
         of_host[device.host] += 1
     chosen: dict[frozenset[str], tuple[str, Machine]] = {}

@@ -107,7 +107,7 @@ def write_config(folder: Path, settings: Record) -> None:
         values = useful_settings(settings)
     else:
         values = settings.model_dump(exclude={"kind"}, exclude_none=True)
-    values.pop("resume", None)  # drop it: a run resumes in this same folder
+    values.pop("resume", None)  # would be the folder of this file itself
     if values.get("steps") is not None and "epochs" in values:
         del values["epochs"]  # `steps` replaces `epochs`
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"

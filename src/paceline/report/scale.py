@@ -112,9 +112,9 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of how much longer an epoch takes than with the fastest strategy.
+    """Compare strategies on one worker: how much longer an epoch takes than with the fastest.
 
-    Like table II of Mojumder et al. 2018. `alone`: the cells with one worker.
+    Like table II of Mojumder et al. 2018. `alone`: the cells (epochs) with one worker.
     """
     methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
