@@ -20,9 +20,9 @@ _NUM_DIGITS = 12  # significant digits of compared throughputs, to ignore roundi
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: largest product of
-# layers and workers; planning it takes about 5 s. `_MOST_UNASKED`: largest number of workers if the
-# user has not set the number.
+# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: maximum of layers times
+# workers, which takes about 5 s to plan. `_MOST_UNASKED`: maximum number of workers if the user has
+# not set their number.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
@@ -170,10 +170,10 @@ def search(
     """Forecast all strategies; return the forecasts, best first, and the refusals.
 
     `workload_of`: returns a worker's part of a step, given the worker's number of samples.
-    `batch_size`: number of samples over all workers. `workers`: the only number of workers to plan;
-    a forecast of one worker is added for comparison. `options`: fields of the strategies'
-    configurations; forecasts of one worker for comparison ignore the options. Raises InvalidInput
-    if there are too many workers for the machine or the batch.
+    `batch_size`: number of samples over all workers. `workers`: number of workers to plan, by
+    default several numbers; one worker is always forecast, too, for comparison. `options`: fields
+    of the strategies' configurations, which the comparison with one worker ignores. Raises
+    InvalidInput if there are too many workers for the machine or the batch.
     """
     known = tuple(strategies)
     question = _Search(workload_of, machine, known, batch_size, asked=workers is not None)
@@ -299,7 +299,7 @@ def _part(
     if not strategy.planning.symmetric and part is not machine and count > most:
         raise InvalidInput(
             "workers",
-            f"must be at most {most} to plan strategy {strategy.name} in seconds",
+            f"must be at most {most}: strategy {strategy.name} takes too long to plan for more",
             got=count,
             hint="" if asked else f"pass --workers {count}, if the model has few layers",
         )

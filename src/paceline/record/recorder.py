@@ -110,7 +110,7 @@ def layer_spans(
     """
     for kind, start_s, computed_s, end_s, borders in phases:
         if computed_s > start_s:
-            # The simulated slower device computes all layers more slowly by the same factor.
+            # Lengthen all layers by one factor, to include the wait that simulates a slower device.
             slow = (end_s - start_s) / (computed_s - start_s)
             slowed = [(part, start_s + (time_s - start_s) * slow) for part, time_s in borders]
         else:
@@ -132,7 +132,7 @@ def layer_shares(
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
         for part, time in borders:
-            last.pop(part, None)  # order layers by their last gradient
+            last.pop(part, None)  # put the layer last: order by last gradients
             last[part] = time
         ends = list(last.values())
         end = ends[-1] if ends else start
@@ -334,7 +334,7 @@ class Recorder:
         return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
     def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
-        """Return a collective's span; `backward`, by step, corrects its start (`_end_of_layer`)."""
+        """Return a collective's span; its start is corrected by the backward pass of its step."""
         start, on = one.start, (exchange_lane(self._device),)
         if one.step in backward:
             start = _end_of_layer(backward[one.step].borders, start)

@@ -19,7 +19,7 @@ SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 
 Growing = int | list[list[int]]  # a constant, or the maximum of linear functions [a, c]
 # A layer's costs. Each key in `SIZES` has a `Growing`. The keys "forward" and "backward" have a
-# list of a `Growing` for each field of `Cost`, in the order of the fields.
+# list with one `Growing` for each field of `Cost`, in the order of the fields.
 Numbers = dict[str, Any]
 
 

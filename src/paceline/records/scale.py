@@ -38,7 +38,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return an epoch's number of steps; `samples`: of the epoch; if weak, of each worker."""
+        """Return an epoch's number of steps; with weak scaling, `samples` is for each worker."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 

@@ -348,7 +348,7 @@ def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
-    """Add to `found` by what fraction the fastest strategy beats the second fastest's epoch time.
+    """Add to `found` by what fraction the fastest strategy's epoch is shorter than the second's.
 
     Adds nothing if the ranges of the two strategies' epoch times overlap. `first`: the fastest of
     all `cells`.

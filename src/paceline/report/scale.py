@@ -140,9 +140,9 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
 
 
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
-    """Return a table of predicted and found epoch times, and the list of relative errors.
+    """Return a table that compares predicted epoch times with others, and the relative errors.
 
-    A found time is a measured or a rehearsed time; errors are relative to it.
+    The other times are measured or rehearsed; errors are relative to them.
     """
     predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
     rows: Rows = []

@@ -303,9 +303,8 @@ def _plausible(
     """Return the rank to try alone, and the exchanges among all ranks to compare it with.
 
     The exchanges are a dict from names to predicted step times. The dict is empty if the rank alone
-    is predicted to be too slow. `seconds`: for each rank, the computing
-    time of a step with the whole batch. Ranks of one machine share its cores; a rank that trains
-    alone gets all cores.
+    is predicted to be too slow. `seconds`: for each rank, the computing time of a step with the
+    whole batch. Ranks of one machine share its cores; a rank that trains alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:
