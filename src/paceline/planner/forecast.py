@@ -99,7 +99,7 @@ class Forecast(Steady):
 
     @property
     def shown_s(self) -> float:
-        """Duration of the part of the timeline to draw: from one weight update to the next."""
+        """Duration of the drawn part of the timeline: from one weight update to the next."""
         return self.step_s * self.steps_per_update
 
     @property

@@ -209,7 +209,7 @@ class Windows:
 
 
 def _in_ones(config: Any) -> Any:
-    """Set option `chunk` (layers per exchange), if any, to 1: a group is planned as one layer."""
+    """Set option `chunk` (layers per exchange), if any, to 1, because a group is one layer."""
     return replace(config, chunk=1) if hasattr(config, "chunk") else config
 
 

@@ -58,7 +58,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Fields of one of the two links that form a route; each has half of the latency."""
+        """Fields of one of two links that form a route; each has half the latency."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,

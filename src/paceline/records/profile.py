@@ -103,7 +103,7 @@ class LayerRow(Record):
 
 
 class StageRow(Record):
-    """The time of a part of a step; "hidden" is exchange during other parts, not extra time."""
+    """The time of a part of a step; "hidden" is exchange during other parts."""
 
     stage: Stage
     seconds: _NotNegative
@@ -162,7 +162,7 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of a step's tensors: of each kind, and of all kinds together at the peak.
+    """The bytes of a step's tensors, of each kind and of all together at the peak.
 
     `predicted`, `measured`: the peak without the data set, computed from the model and reported by
     PyTorch's allocator. `momentum`: the whole optimizer state.

@@ -298,7 +298,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of `normalised` losses until the shortest run ends: a column for each run."""
+    """Return a table of `normalised` losses until the shortest run ends, with a column per run."""
     end_s = min(run.points[-1].seconds for run in sides.runs)
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))

@@ -300,7 +300,7 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, dict[str, float]]:
-    """Return the rank to try alone, and the exchanges among all ranks to compare it with.
+    """Return the rank to try alone, and the exchanges to compare it with.
 
     The exchanges are a dict from names to predicted step times. The dict is empty if the rank alone
     is predicted to be too slow. `seconds`: for each rank, the computing time of a step with the
