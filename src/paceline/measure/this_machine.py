@@ -18,16 +18,16 @@ from paceline.links.devices import device_of
 from paceline.links.group import Group
 from paceline.native import instruction_sets
 
-# Used as the speed of a memory or link, if another measurement already includes its time.
+# Speed of a memory or link whose time is already part of another measurement.
 UNLIMITED_BYTES_PER_S = 1e18
 _PROFILED = "measured by the profile of this run"
 
 
 def speed_of(workload: Workload, seconds: float) -> Rate:
-    """Return the rate at which forward and backward passes of all layers take `seconds`.
+    """Return the flops/s and bytes/s at which all forward and backward passes take `seconds`.
 
-    Arithmetic limits some layers and memory traffic limits others, so both speeds are higher
-    than total flops / `seconds` and total bytes / `seconds`.
+    Each pass is limited by only one of the two. So flops/s is higher than total flops /
+    `seconds`, and bytes/s is higher than total bytes / `seconds`.
     """
     parts = [cost for layer in workload.layers for cost in (layer.forward, layer.backward)]
     whole = sum(parts, Cost())

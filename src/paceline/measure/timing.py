@@ -30,7 +30,7 @@ _MOST_LOST = 0.95
 
 Item = TypeVar("Item")
 Work = Callable[[], object]
-# One list per round of a rank: seconds of the step, followed by seconds of other work
+# The rounds of one rank. A round lists the seconds of the step, then the seconds of other work.
 Rounds = list[list[float]]
 
 
@@ -130,10 +130,10 @@ class Sampler:
         return [one + others for one, others in zip(first, more, strict=True)]
 
     def of_last(self, works: Sequence[Work], ranks: Collection[int]) -> list[list[float]]:
-        """Return the seconds of collectives among `ranks`; other ranks do nothing.
+        """Time collectives (`works`) among `ranks`; return the seconds of each work's calls.
 
-        A round's result is the shortest time on any of these ranks, because it is the time of the
-        last rank to join, which does not wait for others.
+        Other ranks do nothing. A call's time is the shortest on any rank in `ranks`: the time on
+        the last rank to join, which does not wait for others.
         """
         own = self.in_turns(works if self.group.rank in ranks else [idle] * len(works))
         rows = self.group.gather(own)
@@ -150,8 +150,8 @@ def idle() -> None:
 def rounds_of_all(take: Callable[[], Rounds], group: Group) -> list[Rounds]:
     """Measure rounds by calling `take` on all ranks; return all ranks' rounds; collective.
 
-    `take()` measures equally many rounds on each rank. If step times vary too much (by more
-    than `BUSY`), `take()` is called once more, and all rounds are returned.
+    `take()` measures equally many rounds on each rank. If the relative spread of step times exceeds
+    the limit `BUSY`, `take()` is called a second time, and the rounds of both calls are returned.
     """
     rows: list[Rounds] = group.gather(take())
     if unrest_of(rows) <= BUSY:

@@ -1,4 +1,4 @@
-"""Forecast a strategy with various chunks, sub-batches, placements, codecs and batch splits."""
+"""Forecast variants of a strategy: other options, such as codecs, and other batch splits."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -33,10 +33,10 @@ class Alternatives:
     def forecasts(
         self, workers: int, options: Mapping[str, Any]
     ) -> tuple[list[Forecast], str | None]:
-        """Forecast a number of workers; return the forecasts, and the reason for a refusal or None.
+        """Forecast the strategy; return the forecasts, and the reason for a refusal or None.
 
-        `options`: fields of the strategy's configuration; if empty, all configurations that
-        `Planning.variants` returns are forecast.
+        `workers`: number of workers. `options`: fields of the strategy's configuration; if empty,
+        all configurations that `Planning.variants` returns are forecast.
         """
         found, problem, planning = list[Forecast](), None, self.strategy.planning
         variants = None if options else planning.variants
@@ -81,7 +81,7 @@ class Alternatives:
         return None
 
     def _sizes(self, config: Any) -> Iterator[Any]:
-        """Yield the other sub-batches or placements of `Planning.sizes` that fit into memory."""
+        """Yield the configurations of `Planning.sizes` that fit into memory."""
         sizes = self.strategy.planning.sizes
         for other in sizes(self.workload, config) if sizes else ():
             try:
@@ -93,8 +93,8 @@ class Alternatives:
     def _with_codecs(self, asked: Any) -> Iterator[Forecast]:
         """Yield forecasts of the configuration `asked`: first without codecs, then with codecs.
 
-        If `asked` names codecs, no other codecs are tried. If not, a codec is tried if the strategy
-        would encode with that codec, and a device or host of the machine states the codec's speed.
+        If `asked` names codecs, only these are tried. Otherwise a codec is tried if the strategy
+        would use it, and if a device or host of the machine states how fast the codec is.
         """
         encoded = codec_fields(asked)
         plain = replace(asked, **dict.fromkeys(encoded)) if encoded else asked
@@ -127,11 +127,11 @@ class Alternatives:
         return any(task.kind is Kind.ENCODE for task in plan.tasks)
 
     def _with_best_size(self, config: Any) -> Forecast:
-        """Forecast the variant of `config` in `Planning.sizes` that has the shortest step.
+        """Forecast the configuration in `Planning.sizes` that has the shortest step.
 
-        A note of the forecast names the fields that differ from `config`. The first variants have
-        the largest sub-batches. With smaller ones the step time first falls, then rises, so the
-        search ends after two longer steps in a row.
+        A note of the forecast names the fields that differ from `config`. The first configurations
+        have the largest sub-batches (parts of a batch). With smaller ones the step time first
+        falls, then rises, so the search ends after two longer steps in a row.
         """
         if self.strategy.planning.sizes is None or config.workers == 1:
             return self.forecast(config)
@@ -172,9 +172,9 @@ class Alternatives:
 
 
 def _soonest(found: list[Forecast], strategy: Strategy) -> list[Forecast]:
-    """Choose, for each codec and batch split, the variant that reaches a loss first.
+    """Choose, for each codec and batch split, the forecast that reaches a given loss first.
 
-    Returns all forecasts if every variant needs as many steps as synchronous training.
+    Returns all forecasts if the strategy needs as many steps to a loss as synchronous training.
     """
     if strategy.planning.steps_to_loss is None or not found:
         return found

@@ -56,9 +56,10 @@ class Forecast(Steady):
 
     @property
     def learnt_samples_per_s(self) -> float:
-        """Samples per second at which synchronous training would learn as fast as this strategy.
+        """The throughput with which synchronous training would learn equally fast.
 
-        0 if the strategy changes training and `steps_to_loss` is unknown.
+        This is `samples_per_s` divided by `steps_to_loss`; 0 if the strategy changes training and
+        `steps_to_loss` is unknown.
         """
         if self.is_same_training:
             return self.samples_per_s
@@ -98,7 +99,7 @@ class Forecast(Steady):
 
     @property
     def shown_s(self) -> float:
-        """Seconds of the timeline to draw, from one weight update to the next."""
+        """Duration of the drawn part of the timeline: from one weight update to the next."""
         return self.step_s * self.steps_per_update
 
     @property
@@ -110,7 +111,7 @@ class Forecast(Steady):
     def why(self) -> str:
         """A sentence about the parts of the step: computation, and exposed communication."""
         parts = self.breakdown
-        # Divide by a device's own time, because asynchronous devices do not step together.
+        # Percentages of a device's own step, because asynchronous devices do not step together.
         share = 100 / (parts.compute_s + parts.exposed_s + parts.idle_s)
         text = f"computes {parts.compute_s * share:.0f} % of the step"
         if self.slowdown >= _SHOWN_SLOWDOWN:
@@ -216,17 +217,17 @@ def memory(
 
 
 # A measured step should be within `step_s * (1 - h)` and `step_s * (1 + h)`. `half_width` computes
-# h = a + b * share, where `share` is communication time relative to the step time. The constants
-# below are the numbers a and b, by the source of the machine's speeds:
-# - `_PROFILED`: a profile. `share` contains only exposed communication. a and b are fitted to
+# h = a + b * share; `share` is the fraction of a step in which workers communicate. Each line of
+# constants starts with a and b for one source of a machine's speeds:
+# - `_PROFILED`: a profile. `share` counts only exposed communication. Fitted to
 #   benchmarks/planner, which predicts and then runs each configuration.
-# - `_STATED`: a machine file. a and b are fitted to benchmarks/codecs, where seven predicted steps
-#   between two hosts were at most 19 % off.
-# - `_PUBLISHED`: a machine file with losses from papers (`WITHIN_A_HOST`, `BETWEEN_HOSTS`). a and b
-#   are fitted to the tables of benchmarks/scaling_tables, whose links and frameworks differ widely.
-#   A `share` up to `_HARDLY_EXCHANGED` adds nothing.
+# - `_STATED`: a machine file. Fitted to benchmarks/codecs, where seven predicted steps between
+#   two hosts were at most 19 % off.
+# - `_PUBLISHED`: a machine file with losses from papers (`WITHIN_A_HOST`, `BETWEEN_HOSTS`). Fitted
+#   to the tables of benchmarks/scaling_tables, whose links and frameworks differ widely. Only
+#   the part of `share` above `_HARDLY_EXCHANGED` counts.
 _PROFILED, _PROFILED_EXPOSED = 0.13, 0.13
-_QUIET = 0.05  # `_PROFILED` already includes this relative spread of a profile's step times
+_QUIET = 0.05  # `_PROFILED` includes this spread of step times; only a larger spread adds to h
 _STATED, _STATED_EXCHANGED = 0.13, 0.26
 _PUBLISHED, _PUBLISHED_EXCHANGED, _HARDLY_EXCHANGED = 0.07, 2.5, 0.02
 _WIDEST = 0.7  # upper limit of h for machine files with losses from papers
@@ -240,7 +241,7 @@ def range_of(step_s: float, share: float) -> tuple[float, float]:
 def half_width(machine: Machine, parts: Breakdown) -> float:
     """Return half the width of the range of likely step times, relative to the step."""
     whole = parts.compute_s + parts.exposed_s + parts.idle_s
-    if not machine.usual_losses.spread:  # a profile: its speeds already include the spread
+    if not machine.usual_losses.spread:  # 0 for a profiled machine, whose speeds include losses
         unrest = max(0.0, machine.usual_losses.unrest - _QUIET)
         return _PROFILED + _PROFILED_EXPOSED * parts.exposed_s / whole + unrest
     exchanged = min(1.0, parts.communication_s / whole)

@@ -107,7 +107,7 @@ def _groups_of(step: Plan, workload: Workload) -> list[list[int]]:
     """
     after: dict[tuple[Kind, str], set[str]] = defaultdict(set)
     for task, children in zip(step.tasks, step.children, strict=True):
-        # Skip passes over other batch sizes, because a layer's cost is for the workload's batch.
+        # Skip passes over a sub-batch or another batch size: costs are for the workload's batch.
         if task.kind in PASSES and task.id.sub_batch is None and not task.num_samples:
             after[task.kind, task.part].add(_follower(step, task, children))
     groups = [[0]]
@@ -142,12 +142,12 @@ def _shares_lanes(step: Plan, layers: Collection[str]) -> bool:
 
 
 class Windows:
-    """Plans windows of consecutive steps; raises InvalidInput if a step cannot be planned.
+    """Plans windows (consecutive steps); raises InvalidInput if a step cannot be planned.
 
-    Plans treat consecutive layers as one (a group) if a step then takes equally long. `step`: the
-    plan of one step without groups. `cost`: cost model of plans that method `of` returns.
-    `model`: cost model of plans without groups. `is_balanced`: whether batches are split by the
-    devices' speeds.
+    Consecutive layers are planned as one layer (a group) if a step then takes equally long.
+    `step`: plan of one step, without groups. `model`: cost model for plans without groups.
+    `cost`: cost model for the plans that `of` returns, which may have groups. `is_balanced`:
+    whether batches are split by the devices' speeds.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Windows:
 
 
 def _in_ones(config: Any) -> Any:
-    """Set the chunk size, if any, to one layer, because each group is planned as one layer."""
+    """Set option `chunk` (layers per exchange), if any, to 1, because a group is one layer."""
     return replace(config, chunk=1) if hasattr(config, "chunk") else config
 
 

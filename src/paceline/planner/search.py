@@ -1,4 +1,4 @@
-"""Search over strategies, codecs, chunks, numbers of workers and placements; rank the forecasts."""
+"""Forecast strategies with various options, numbers of workers and devices; rank the forecasts."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,16 +20,17 @@ _NUM_DIGITS = 12  # significant digits of compared throughputs, to ignore roundi
 _FEW_DEVICES = 8
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 _LISTED = "as listed"
-# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: largest product of
-# layers and workers; planning it takes about 5 s. `_MOST_UNASKED`: largest number of workers if the
-# user has not set the number.
+# Limits for strategies that plan the tasks of every worker. `_MOST_LAYERS`: maximum of layers times
+# workers, which takes about 5 s to plan. `_MOST_UNASKED`: maximum number of workers if the user has
+# not set their number.
 _MOST_LAYERS, _MOST_UNASKED = 2**15, 128
 
 
 def rank(forecasts: Iterable[Forecast]) -> list[Forecast]:
     """Sort forecasts by throughput, best first.
 
-    Forecasts that change training come last, sorted by the time to a given loss, if it is known.
+    Strategies that learn differently from synchronous training come last: first those that reach
+    a loss soonest, then those for which this time is unknown.
     """
 
     def place(one: Forecast) -> tuple[bool, float, float]:
@@ -54,7 +55,7 @@ class Refusal:
 class Ranking(Sequence[Forecast]):
     """Forecasts, best first, and the refused strategies.
 
-    `alone`: best forecast of one worker, to compare with, if the user asked only for more workers.
+    `alone`: best forecast of one worker, for comparison; None if `forecasts` already include it.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -83,7 +84,7 @@ class Ranking(Sequence[Forecast]):
     def worth(self) -> int | None:
         """The smallest number of workers with a throughput within 2 % of the best.
 
-        None if only one number of workers, greater than 1, was planned.
+        None if nothing can be compared: all forecasts have the same number of workers, above 1.
         """
         if len(self.best_of) < 2 and set(self.best_of) != {1}:
             return None
@@ -103,7 +104,7 @@ def placements(machine: Machine, workers: int) -> dict[str, Machine]:
     devices, only the first of them is returned.
     """
     turns, of_host = dict[str, int](), Counter[str]()
-    for device in machine.devices:  # number the devices of each host from 0, to sort "spread"
+    for device in machine.devices:  # for "spread": each device's number on its host, from 0
         turns[device.name] = of_host[device.host]
         of_host[device.host] += 1
     chosen: dict[frozenset[str], tuple[str, Machine]] = {}
@@ -169,10 +170,10 @@ def search(
     """Forecast all strategies; return the forecasts, best first, and the refusals.
 
     `workload_of`: returns a worker's part of a step, given the worker's number of samples.
-    `batch_size`: number of samples over all workers. `workers`: the only number of workers to plan;
-    a forecast of one worker is added for comparison. `options`: fields of the strategies'
-    configurations; forecasts of one worker for comparison ignore the options. Raises InvalidInput
-    if there are too many workers for the machine or the batch.
+    `batch_size`: number of samples over all workers. `workers`: number of workers to plan, by
+    default several numbers; one worker is always forecast, too, for comparison. `options`: fields
+    of the strategies' configurations, which the comparison with one worker ignores. Raises
+    InvalidInput if there are too many workers for the machine or the batch.
     """
     known = tuple(strategies)
     question = _Search(workload_of, machine, known, batch_size, asked=workers is not None)
@@ -298,7 +299,7 @@ def _part(
     if not strategy.planning.symmetric and part is not machine and count > most:
         raise InvalidInput(
             "workers",
-            f"must be at most {most} to plan strategy {strategy.name} in seconds",
+            f"must be at most {most}: strategy {strategy.name} takes too long to plan for more",
             got=count,
             hint="" if asked else f"pass --workers {count}, if the model has few layers",
         )

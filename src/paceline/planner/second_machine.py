@@ -3,9 +3,9 @@
 The second machine consists of all devices that are not on the first device's host. It pays if all
 devices together train more samples per second than the devices of the first host alone.
 
-A batch is divided so that all devices take equally long. Plans of gradient exchanges, however, have
-equal batches. So these plans have scaled speeds: with its scaled speed, a device takes as long for
-an equal batch as it really takes for its own number of samples.
+A batch is divided so that all devices take equally long. Plans of gradient exchanges, however, can
+have only equal batches. Such a plan therefore scales each device's speed, so that an equal batch
+takes as long as the device's own part of the batch.
 """
 
 from bisect import bisect_left
@@ -46,9 +46,9 @@ class Requirement:
     """The slowest second machine, and the slowest links, with which an exchange pays.
 
     `exchange`: "plain" or "codec" for gradients without or with a codec, "local" for strategy
-    local. `speed`: least speed of the second machine, as a multiple of its speed in the machine
-    file; the links are those of the file. `bits_per_s`: least bandwidth of the links between hosts,
-    for each of `SecondMachine.speeds`. None in either field: no tried value is enough.
+    local. `speed`: how fast the second machine must be, if links are as in the machine file; 1
+    is its speed in the file. `bits_per_s`: least bandwidth of the links between hosts, for each
+    speed in `SecondMachine.speeds`. None as a speed or bandwidth: no tried value is enough.
     `is_learning_known`: whether strategy local is compared by its time to a loss; if not, it is
     compared by samples per second.
     """
@@ -134,7 +134,7 @@ class _Question:
         """Search the least speed and the least bandwidths with which a second machine pays."""
         percent = _least(_PERCENTS, lambda percent: self.pays(exchange, percent / 100, None))
         is_known = exchange != "local" or self.is_learning_known
-        # Speeds descend. A slower machine never needs less bandwidth, so skip values found too low.
+        # Speeds descend, and a slower machine needs no less bandwidth: try only as much or more.
         tried, bandwidths = BANDWIDTHS, list[float | None]()
         for speed in SPEEDS:
             found = _least(tried, partial(self.pays, exchange, speed))
@@ -169,9 +169,9 @@ class _Question:
     def _evened(self, speeds: Sequence[float]) -> list[float] | None:
         """Return the factor by which to scale each device's speed in a plan with equal batches.
 
-        Scaled, a device takes as long for an equal batch as it takes, at its speed in `speeds`, for
-        its own share of the batch. Factors and `speeds` are relative to the machine file. Returns
-        None if a device's share would have no sample.
+        With this factor, a device takes as long for an equal batch as for its own part of the batch
+        at its speed in `speeds`. Factors and `speeds` are multiples of the speeds in the machine
+        file. Returns None if a device's part would have no sample.
         """
         pairs = list(zip(self.seconds, speeds, strict=True))
         per_s = sum(speed / own.per_sample for own, speed in pairs)
@@ -186,7 +186,7 @@ class _Question:
         ]
 
     def _seconds(self, whole: Workload) -> list[_Seconds]:
-        """Fit each device's linear model to forecasts of an equal share and a whole batch."""
+        """Return each device's linear model: a line through forecasts of two batch sizes."""
         known: dict[tuple[float, ...], _Seconds] = {}
         samples = self.workload.batch_size
         for device in self.machine.devices:

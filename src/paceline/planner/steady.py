@@ -32,10 +32,11 @@ class Steady:
 
     `wire_s`: seconds per step during which the busiest direction of a link is in use.
     `link_nbytes`: bytes sent per step over each link, by direction. `timeline`: consecutive steps.
-    `steps_per_update`: number of steps between two weight updates in the timeline. `slowdown`:
-    computing time relative to undisturbed computing (`core.losses`). `slowed_by`: the causes of the
-    slowdown. `after_backward`: the communication left after backward; None if the strategy does not
-    report it. `limit`: a sentence about what limits the gain of further workers, or None.
+    `steps_per_update`: number of steps from one weight update in `timeline` to the next.
+    `slowdown`: factor by which disturbances lengthen computation (`core.losses`). `slowed_by`:
+    the disturbances. `after_backward`: the communication left after backward; None if the
+    strategy does not report it. `limit`: a sentence about what limits the gain of further workers,
+    or None.
     """
 
     step_s: float
@@ -65,7 +66,7 @@ def steady(windows: Windows) -> Steady:
         if period_s is not None:
             break
     if period_s is None:
-        # In the difference between two windows, the effects of the first and last steps cancel.
+        # Subtract two windows' times: the effects of their first and last steps cancel.
         longer_s = makespan_s(windows.of(2 * num_steps), cost)
         period_s = (longer_s - outline.makespan_s) / num_steps
     num_taken, per_update, inner = num_steps * per_period, 1.0, outline
@@ -92,7 +93,7 @@ def steady(windows: Windows) -> Steady:
 
 
 def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timeline) -> Timeline:
-    """Return the timeline without grouped layers; it is simulated on first use."""
+    """Return the timeline with every layer separate, not in groups; simulated on first use."""
 
     def spans() -> Iterator[Span]:
         yield from simulate(windows.of_layers(num_steps), cost).spans
@@ -107,7 +108,7 @@ def _wire_s(outline: Timeline) -> float:
 
 
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
-    """Yield the windows to try: the number of steps, and the number of periods to compare.
+    """Yield windows to try: number of steps, and number of periods that must be equal.
 
     `per_period`: number of local steps between exchanges. `alike`: number of steps after which the
     plan repeats.
@@ -160,8 +161,8 @@ def _slowdown(outline: Timeline, windows: Windows) -> tuple[float, tuple[str, ..
 def _concurrent(timeline: Timeline, device: Device, shared: Sequence[Span]) -> tuple[float, float]:
     """Return two shares of a device's computing time: during exchanges, and during copies only.
 
-    `shared`: exchanges that belong to no single worker, but use the same cores, memory and bus. For
-    a GPU, sums in the host's memory are not exchanges.
+    `shared`: exchanges that belong to no single worker; they count for every device. Sums in
+    the host's memory do not count for a GPU.
     """
     engines = {Resource(device.name, lane) for lane in (Lane.D2H, Lane.H2D)}
     tracks = (track for on, track in timeline.tracks.items() if on.owner == device.name)

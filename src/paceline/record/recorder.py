@@ -110,7 +110,7 @@ def layer_spans(
     """
     for kind, start_s, computed_s, end_s, borders in phases:
         if computed_s > start_s:
-            # The simulated slower device computes all layers more slowly by the same factor.
+            # Lengthen all layers by one factor, to include the wait that simulates a slower device.
             slow = (end_s - start_s) / (computed_s - start_s)
             slowed = [(part, start_s + (time_s - start_s) * slow) for part, time_s in borders]
         else:
@@ -132,7 +132,7 @@ def layer_shares(
     if kind is Kind.BACKWARD:
         last: dict[str, float] = {}
         for part, time in borders:
-            last.pop(part, None)  # order layers by their last gradient
+            last.pop(part, None)  # put the layer last: order by last gradients
             last[part] = time
         ends = list(last.values())
         end = ends[-1] if ends else start
@@ -334,7 +334,7 @@ class Recorder:
         return Span(one.kind, one.step, one.part, worker, on, one.start, one.end, number)
 
     def _collective(self, one: Activity, backward: Mapping[int, Activity]) -> Span:
-        """Return the span of a collective; `backward`: the backward pass of each step."""
+        """Return a collective's span; its start is corrected by the backward pass of its step."""
         start, on = one.start, (exchange_lane(self._device),)
         if one.step in backward:
             start = _end_of_layer(backward[one.step].borders, start)
@@ -358,9 +358,9 @@ class Recorder:
         return compute_lane(self._device) if by_itself else Resource(self._device, Lane(kind.value))
 
     def _shares(self, phase: Activity, copies: Sequence[Span]) -> Shares:
-        """Divide a phase among its layers or, if no layers were recorded, at its copies.
+        """Divide a phase into layers or, without recorded layers, into the times between copies.
 
-        The part before a copy gets the copy's name; the part after the last copy gets the name "".
+        The time before a copy gets the copy's name; the time after the last copy gets the name "".
         """
         start, names = phase.start, self._marks.names
         if names and not phase.part and phase.kind in (Kind.FORWARD, Kind.BACKWARD):
@@ -376,7 +376,7 @@ class Recorder:
 
 
 def _end_of_layer(borders: Borders, moment: float) -> float:
-    """Move a `moment` between two gradients of a layer to the layer's last gradient.
+    """Move `moment` to a layer's last gradient if it lies between the layer's gradients.
 
     Autograd may compute a layer's gradients together but return them one after the other, so a
     collective may start before the last gradient is returned. In a plan, however, all gradients of

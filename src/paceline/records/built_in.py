@@ -18,8 +18,8 @@ MOST_SAMPLES = 2**20  # largest batch size for which tests check the recorded si
 SIZES = ("activation_nbytes", "kept_nbytes", "working_nbytes")
 
 Growing = int | list[list[int]]  # a constant, or the maximum of linear functions [a, c]
-# A layer's costs: for each key in `SIZES` a `Growing`; for the keys "forward" and "backward" a list
-# with a `Growing` for each field of `Cost`, in the order of the fields.
+# A layer's costs. Each key in `SIZES` has a `Growing`. The keys "forward" and "backward" have a
+# list with one `Growing` for each field of `Cost`, in the order of the fields.
 Numbers = dict[str, Any]
 
 

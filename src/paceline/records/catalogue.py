@@ -58,7 +58,7 @@ class KnownLink(Fact):
 
     @property
     def half(self) -> dict[str, Any]:
-        """Fields of a link that is one half of a route, with half of the latency."""
+        """Fields of one of two links that form a route; each has half the latency."""
         return {
             "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
             "share": self.share,
@@ -102,7 +102,7 @@ def known_link(name: str) -> KnownLink:
 
 
 class EqualDevices(Fact):
-    """Equal devices on equal hosts, named as in the catalogue.
+    """Equal devices on equal hosts, described by names from the catalogue.
 
     `device`: a GPU model. `devices`: number of devices on each host. `link`: link between the
     devices of a host; by default the GPU model's link. `network`: network between hosts. `rails`:

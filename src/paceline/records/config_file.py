@@ -48,9 +48,9 @@ def read_config(path: Path, kind: type[BaseModel]) -> dict[str, Any]:
 def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings: `given` takes precedence over `below`, also within tables.
 
-    A given `codec` such as "half" removes option `codec` from `below`; "gradients=half" removes
-    option `gradients`. `epochs` replaces `steps` and vice versa, `device` replaces `slowdown` and
-    vice versa.
+    A `codec` in `given` also removes options from `below`: "half" removes the option `codec`, and
+    "gradients=half" the option `gradients`. `epochs` replaces `steps` and vice versa, `device`
+    replaces `slowdown` and vice versa.
     """
     below = {name: value for name, value in below.items() if _REPLACES.get(name) not in given}
     if isinstance(below.get("options"), dict):
@@ -67,7 +67,7 @@ def merged(given: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_resumed(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """Merge `values` over the settings of the run in folder `values["resume"]`, if given.
+    """Add to `values` the other settings of the run in folder `values["resume"]`, if any.
 
     Raises InvalidInput if the folder contains no run.
     """
@@ -107,7 +107,7 @@ def write_config(folder: Path, settings: Record) -> None:
         values = useful_settings(settings)
     else:
         values = settings.model_dump(exclude={"kind"}, exclude_none=True)
-    values.pop("resume", None)  # drop it: a run resumes in this same folder
+    values.pop("resume", None)  # would be the folder of this file itself
     if values.get("steps") is not None and "epochs" in values:
         del values["epochs"]  # `steps` replaces `epochs`
     text = f"# `paceline {verb} --config {FILE_NAME}` repeats this run.\n{to_toml(values)}"

@@ -103,7 +103,7 @@ class LayerRow(Record):
 
 
 class StageRow(Record):
-    """The time of a part of a step; "hidden" (overlapped exchange) adds nothing."""
+    """The time of a part of a step; "hidden" is exchange during other parts."""
 
     stage: Stage
     seconds: _NotNegative
@@ -162,10 +162,10 @@ class WorkerMemoryRow(Record):
 
 
 class TensorMemory(Record):
-    """The bytes of tensors in a step, by kind, and of all at the peak.
+    """The bytes of a step's tensors, of each kind and of all together at the peak.
 
-    `predicted`: the peak without the data set, computed from the model. `measured`: the peak
-    without the data set, in PyTorch's allocator. `momentum`: the whole optimizer state.
+    `predicted`, `measured`: the peak without the data set, computed from the model and reported by
+    PyTorch's allocator. `momentum`: the whole optimizer state.
     """
 
     parameters: int

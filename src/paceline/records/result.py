@@ -92,9 +92,9 @@ class PlanRow(Record):
 class AdviceRow(Record):
     """Compares the best plan with a codec and the best plan without a codec.
 
-    `pays`: whether the codec is faster in the worst case: with its longest expected step, against
-    the shortest without a codec. `link_busy`: share of a step in which the busiest link transmits,
-    in the best plan without a codec on the same number of workers.
+    `pays`: whether the codec is faster even if its step is as long as the predicted range allows,
+    and the step without a codec is as short as its range allows. `link_busy`: share of a step in
+    which the busiest link transmits, in the best plan without a codec on as many workers.
     """
 
     pays: bool
@@ -131,8 +131,8 @@ class RankingRows(Record):
     """All plans of a machine, best first.
 
     `workers_worth`: the smallest number of workers whose throughput is within 2 % of the best;
-    None if only one number of workers, greater than 1, was planned. `alone_samples_per_s`:
-    throughput of the best single worker, if planned.
+    None if all plans have the same number of workers, above 1. `alone_samples_per_s`: throughput
+    of the best plan for one worker, if planned.
     """
 
     plans: tuple[PlanRow, ...]

@@ -1,4 +1,4 @@
-"""Settings, cells and result of `paceline scale`."""
+"""Settings and result of `paceline scale`; a cell is an epoch of one configuration."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -38,7 +38,7 @@ class Point(NamedTuple):
         return self.batch if self.scaling == "strong" else self.batch * self.workers
 
     def steps_of(self, samples: int) -> int:
-        """Return an epoch's number of steps; `samples`: in total, or in weak scaling per worker."""
+        """Return an epoch's number of steps; with weak scaling, `samples` is for each worker."""
         total = samples * self.workers if self.scaling == "weak" else samples
         return -(-total // self.batch_size)
 
@@ -81,7 +81,7 @@ class ScaleSettings(Record):
     kinds: Annotated[tuple[Kind, ...], BeforeValidator(read_list)] = Field(
         (),
         description=(
-            "Kinds of step times: measured, rehearsed or predicted. "
+            "Kinds of step times: measured, rehearsed (with emulated layers) or predicted. "
             "Default: rehearsed with --device, else measured."
         ),
     )
@@ -151,7 +151,7 @@ class ScaleSettings(Record):
 
     @property
     def trains(self) -> bool:
-        """Whether the study trains models, to measure cells or to profile this machine."""
+        """Whether the study trains models, to measure epochs or to profile this machine."""
         return Origin.MEASURED in self.kinds or (self.machine is None and self.device is None)
 
     @property
@@ -206,7 +206,7 @@ class TimedCell(ScaleCell):
 
     @property
     def rate(self) -> float:
-        """Throughput as a multiple of the setting `samples` per second."""
+        """Samples per second, divided by the setting `samples`."""
         return (self.workers if self.scaling == "weak" else 1) / self.epoch_s
 
     @property
@@ -215,7 +215,7 @@ class TimedCell(ScaleCell):
         return self.spread or (self.epoch_s, self.epoch_s)
 
     def differs_from(self, other: "TimedCell") -> bool:
-        """Return whether the ranges of two epoch times are disjoint, for epochs of one size."""
+        """Return whether the ranges of the two epoch times do not overlap."""
         (low, high), (other_low, other_high) = self.range_s, other.range_s
         return high < other_low or other_high < low
 

@@ -80,12 +80,12 @@ def validated_settings(values: Mapping[str, Any]) -> TrainSettings:
         if given.get("options"):
             hint = "name the strategy that has these options"
             raise InvalidInput("options", "cannot be combined with strategy auto", hint=hint)
-        # Accept codec "auto" even if a strategy has no codecs: it is tried without a codec.
+        # Accept codec "auto": strategies that have no codecs are then tried without one.
         asked = {k: v for k, v in given.items() if (k, v) != ("codec", "auto")}
         for strategy in EXCHANGES.values():
             _refuse_useless(asked, strategy, AUTO, TrainSettings)
         settings = validated(TrainSettings, _numbered(given))
-        is_balanced = False  # allows keep_all, because strategy auto may leave out workers
+        is_balanced = False  # no error for keep_all: strategy auto may leave out workers
     else:
         settings = validated(TrainSettings, _of_strategy(given, TrainSettings))
         is_balanced = "balance" in strategy_of(settings).options.settings

@@ -18,7 +18,7 @@ from paceline.report.format import number, share
 
 MOST_SHOWN = 3
 _WORTH = 0.03  # suggest a change only if it could save more than this fraction of a step
-_UNEVEN = 1 - 1 / 1.15  # threshold: the slowest worker computes 1.15 times as long as the mean
+_UNEVEN = 1 - 1 / 1.15  # unevenness to report: the slowest worker computes 1.15 times the mean
 _HARDLY = 0.01  # relative change below which a loss counts as unchanged
 Sort = Literal["doubt", "gain", "fact"]
 _SORTS = get_args(Sort)

@@ -298,7 +298,7 @@ def _listed(shares: Mapping[str, float]) -> str:
 
 
 def times_table(sides: SideBySide) -> Table:
-    """Return a table of relative losses until the shortest run ends: a column for each run."""
+    """Return a table of `normalised` losses until the shortest run ends, with a column per run."""
     end_s = min(run.points[-1].seconds for run in sides.runs)
     rows: Rows = [
         (duration(at_s), *(_divided(run.loss_at(at_s), sides) for run in sides.runs))
@@ -308,7 +308,7 @@ def times_table(sides: SideBySide) -> Table:
 
 
 def epochs_table(sides: SideBySide) -> Table:
-    """Return a table of relative losses after each epoch: a column for each run."""
+    """Return a table of `normalised` losses after each epoch: a column for each run."""
     losses = [{point.epoch: point.loss for point in run.points} for run in sides.runs]
     epochs = sorted(set().union(*losses))
     every = -(-len(epochs) // _MOST_EPOCHS)

@@ -100,7 +100,7 @@ def _of_step(result: RunResult, found: Metrics) -> None:
 
 
 def _of_other_plans(result: RunResult, found: Metrics) -> None:
-    """Add to `found` the relative step time that another strategy is predicted to save.
+    """Add to `found` the fraction of a step that another strategy is predicted to save.
 
     Only the fastest other strategy is considered, and only if the predicted range of its step time
     is entirely below the range of the run's strategy.
@@ -173,7 +173,7 @@ def _of_asynchronous(result: RunResult, found: Metrics) -> None:
     if travelling:
         most = max(travelling, key=lambda row: row.nbytes)
         found.values["sent_as_is"] = ratio(most.nbytes, sum(row.nbytes for row in travelling))
-        # `config` names the codec for each purpose of messages that supports one, or has None.
+        # `config[purpose]` is None without a codec; purposes that support no codec are missing.
         if most.purpose in result.config and result.config[most.purpose] is None:
             found.words["purpose"] = most.purpose
 
@@ -196,8 +196,8 @@ def _one_more_each(result: RunResult) -> str | None:
 def of_profile(result: ProfileResult) -> Metrics:
     """Compute the metrics of a profile.
 
-    The metric "calls" is the time in which no operator (on a GPU: no kernel) runs; "computing"
-    excludes this time.
+    The metric "calls" is the fraction of a step in which forward and backward run no operator (on a
+    GPU: no kernel); "computing" is the rest of forward and backward.
     """
     whole = result.stages_s or 1.0
     seconds: dict[str, float] = {row.stage: row.seconds for row in result.stages}
@@ -238,7 +238,7 @@ def _calls(result: ProfileResult, seconds: Mapping[str, float], whole: float) ->
         passes = [row for row in result.agreement if row.phase in ("forward", "backward")]
         between = sum(row.torch_s - row.in_operators_s for row in passes)
         return computing * between / (sum(row.torch_s for row in passes) or 1.0)
-    # `busy` includes loading and update, because `kernels_s` includes their kernels, too.
+    # `kernels_s` also includes the kernels of loading and update: add these parts to `busy`.
     busy = computing + (seconds["load"] + seconds["update"]) / whole
     return min(computing, max(0.0, busy - result.kernels_s / whole))
 
@@ -275,7 +275,7 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
 
 
 def _of_other_training(ranking: RankingRows, best: PlanRow, found: Metrics) -> None:
-    """Add to `found` the fraction of time to a loss that another training method saves.
+    """Add to `found` by what fraction another training method shortens the time to a loss.
 
     `best`, the recommended plan, is compared with the fastest plan that learns differently, for
     example with strategy local, and whose number of steps to a loss is known.
@@ -348,7 +348,7 @@ def comparable(cells: Iterable[ScaleCell]) -> list[TimedCell]:
 
 
 def _of_methods(cells: Sequence[TimedCell], first: TimedCell, found: Metrics) -> None:
-    """Add to `found` the part of the second fastest strategy's time that the fastest saves.
+    """Add to `found` by what fraction the fastest strategy's epoch is shorter than the second's.
 
     Adds nothing if the ranges of the two strategies' epoch times overlap. `first`: the fastest of
     all `cells`.

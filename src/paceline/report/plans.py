@@ -149,7 +149,7 @@ def explanation(ranking: RankingRows) -> Iterator[str]:
 def of_after_backward(plans: Sequence[PlanRow]) -> str | None:
     """Return a sentence on how long each strategy still communicates after backward.
 
-    Only plans without a codec count: the best one, and those with as many workers on the same
+    Considers only plans without a codec: the best, and others with as many workers on the same
     devices. `plans`: best first. Returns None if no plan reports these times.
     """
     rows = [one for one in plans if one.codec is None and one.after_backward is not None]
@@ -195,7 +195,8 @@ def of_second_machine(found: SecondMachine) -> Iterator[str]:
 def label(one: Requirement) -> str:
     """Name the exchange to which a requirement applies, such as "without a codec".
 
-    If its number of steps to a loss is unknown, a note says that only samples/s are compared.
+    If it is unknown how many steps strategy local needs to reach a loss, the name ends with a note
+    that samples/s are compared.
     """
     text = {"plain": "without a codec", "codec": "with dynamic8", "local": "with strategy local"}
     return text[one.exchange] + (
@@ -206,8 +207,8 @@ def label(one: Requirement) -> str:
 def _refused(row: Refusal, plans: Sequence[PlanRow]) -> str:
     """Return a sentence on why a strategy is refused on a number of workers.
 
-    If `plans` has other plans of the strategy on as many workers, the sentence also names the
-    devices of the refused plan.
+    If `plans` has plans of the strategy for as many workers, the sentence also says how the refused
+    plan chose its devices, such as "spread".
     """
     asked = row.strategy, row.workers
     planned = {plan.placement for plan in plans if (plan.strategy, plan.workers) == asked}

@@ -112,9 +112,9 @@ def _by_workers(cells: Sequence[TimedCell], shown: Callable[[TimedCell, TimedCel
 
 
 def _overhead(alone: Sequence[TimedCell]) -> Table:
-    """Return a table of how much longer an epoch takes than with the fastest strategy.
+    """Compare strategies on one worker: how much longer an epoch takes than with the fastest.
 
-    Like table II of Mojumder et al. 2018. `alone`: the cells with one worker.
+    Like table II of Mojumder et al. 2018. `alone`: the cells (epochs) with one worker.
     """
     methods = _distinct(alone, "method")
     by_batch: dict[tuple[Origin, int], dict[str, TimedCell]] = {}
@@ -140,9 +140,9 @@ def _longer(one: TimedCell, least: TimedCell) -> Quantity:
 
 
 def _beside(cells: Sequence[TimedCell]) -> tuple[Table, list[float]]:
-    """Return a table of predicted and found epoch times, and the list of relative errors.
+    """Return a table that compares predicted epoch times with others, and the relative errors.
 
-    A found time is a measured or a rehearsed time; errors are relative to it.
+    The other times are measured or rehearsed; errors are relative to them.
     """
     predicted = {cell.point: cell.epoch_s for cell in cells if cell.kind is Origin.PREDICTED}
     rows: Rows = []

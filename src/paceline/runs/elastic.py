@@ -1,7 +1,7 @@
 """Train elastically with torchft: start workers and their lighthouse, and restart lost workers.
 
-    launcher   lighthouse | worker 0, 1, 2 | worker 1 is lost: restarted, and rejoins the others
-    worker     a TCPStore, a torchft manager, the training
+    launcher   starts the lighthouse and the workers; restarts a lost worker, which then rejoins
+    worker     starts a TCPStore and a torchft manager, and trains
 
 The lighthouse is torchft's server that knows which workers take part. Each worker is a process that
 runs `main` with the arguments REQUEST, NUMBER and LIGHTHOUSE (the lighthouse's URL).
@@ -31,7 +31,7 @@ from paceline.runs.restarts import RunRequest
 from paceline.runs.session import go_through
 
 logger = logging.getLogger(__name__)
-_MOST_RESTARTS = 3  # of one worker in succession; running longer than _SOON_S resets the count
+_MOST_RESTARTS = 3  # maximum restarts of a worker; counted anew if it has run longer than _SOON_S
 _SOON_S = 30.0
 _POLL_S = 0.1
 _TICK_MS, _HEARTBEAT_MS = 100, 5000

@@ -39,7 +39,7 @@ _UNTRIED = 1.5  # exchanges predicted to be slower than the best by this factor 
 # The same limit for one rank alone. It is above 2, so that one of two equal ranks is always tried
 # alone: it takes at most twice as long as both together.
 _UNTRIED_ALONE = 2.5
-_ALIKE = 1.6  # rank 0 counts as fastest up to this multiple of the fastest rank's step time
+_ALIKE = 1.6  # prefer rank 0 to the fastest rank if it takes at most this many times as long
 logger = logging.getLogger(__name__)
 
 
@@ -153,7 +153,7 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
 def candidates_of(
     group: Group, forecasts: Sequence[Forecast], decide: Callable[[str], None]
 ) -> dict[str, Method]:
-    """Return the methods of the exchanges that may be fastest, by name, the simplest first.
+    """Return the exchanges that may be fastest, as `Method`s by name, the simplest first.
 
     Calls `decide` with a text that lists the exchanges with their predicted step times.
     """
@@ -300,12 +300,11 @@ def may_be_alone(settings: RunSettings) -> bool:
 def _plausible(
     seconds: Sequence[float], forecasts: Sequence[Forecast], num_ranks: int
 ) -> tuple[int, dict[str, float]]:
-    """Return the fastest rank, and the exchanges to compare with training on it alone.
+    """Return the rank to try alone, and the exchanges to compare it with.
 
-    The exchanges are a dict from names to predicted step times of all ranks together. The dict is
-    empty if the rank alone is predicted to be too slow. `seconds`: for each rank, the computing
-    time of a step with the whole batch. Ranks of one machine share its cores; a rank that trains
-    alone gets all cores.
+    The exchanges are a dict from names to predicted step times. The dict is empty if the rank alone
+    is predicted to be too slow. `seconds`: for each rank, the computing time of a step with the
+    whole batch. Ranks of one machine share its cores; a rank that trains alone gets all cores.
     """
     fastest, best = min(range(num_ranks), key=seconds.__getitem__), forecasts[0]
     if seconds[0] <= _ALIKE * seconds[fastest]:
