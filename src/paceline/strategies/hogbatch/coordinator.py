@@ -6,8 +6,8 @@
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
 process ends or does not answer in time, other workers get its unfinished samples. A batch is done
-when its worker has reported it. Of a dead worker's unreported batches, those up to the number
-that it last wrote to shared memory are done. For a checkpoint the coordinator pauses: it assigns no more
+when its worker has reported it. Of a dead worker's unreported batches, those up to the number that
+it last wrote to shared memory are done. For a checkpoint the coordinator pauses: it assigns no more
 batches and waits for the assigned ones.
 """
 
