@@ -236,7 +236,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Queue kernels that zero all gradients if `where`, a bool scalar on the device, is true."""
+    """Queue kernels that zero all gradients if `where`, a bool on the device, is true."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

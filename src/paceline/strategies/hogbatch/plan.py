@@ -149,7 +149,7 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task (of `kind`) in the `before`-th latest batch; () if there is none."""
+        """Return the last task (of `kind`) in the `before`-th latest batch; () if none."""
         batch = self._latest[-before] if 0 < before <= len(self._latest) else []
         return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]
 
@@ -348,7 +348,7 @@ class EventLoop:
         self._last.add(len(self._tasks) - 1)
 
     def _queue_if_ready(self, time_s: float, place: int, worker: int) -> None:
-        """Queue the task with index `place` if the end times of all its parents are known."""
+        """Queue task number `place` if the end times of all its parents are known."""
         after = self._tasks[place].after
         if all(parent in self._ends_s for parent in after):
             ready_s = max([time_s, *(self._ends_s[parent] for parent in after)])

@@ -106,7 +106,7 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Decide which workers a run keeps; return why it does not keep the others, by number.
+    """Decide which workers a run keeps; return by number why others are not kept.
 
     A worker is not kept if the run is at least as fast without it. Tests workers from the slowest
     to the fastest, until a worker speeds up the run or one is left. `trials`: simultaneous trials

@@ -32,8 +32,8 @@ class LocalModel(WholeModel, ModelReplica):
 
     The training loop uses this object in place of a replica that would exchange gradients.
 
-    A checkpoint contains the averaged model, from which any number of ranks can resume, and each
-    rank's parameters and optimizer state, from which the same number of ranks resumes bit for bit.
+    A checkpoint contains the averaged model, from which any number of ranks can resume. It also has
+    each rank's parameters and optimizer state, with which as many ranks resume bit for bit.
     """
 
     def __init__(
