@@ -129,7 +129,8 @@ def carry_out(request: RunRequest) -> Path:
             launch(command, num_workers)
 
         return with_restarts(attempt, request).folder
-    # A hub or coordinator runs in this process, and starts or admits the workers itself.
+    # A central process (hub or coordinator) leads the workers. It is this process, and starts or
+    # admits the workers itself.
     if settings.listen is None:
         roles = strategy_of(settings).roles(configuration(settings))
         check_cores(sum(role.count for role in roles))
@@ -150,7 +151,7 @@ def _is_led(settings: TrainSettings | RehearseSettings) -> bool:
 
 
 def _check_led(request: RunRequest) -> None:
-    """Raise InvalidInput under torchrun for a strategy with a hub or coordinator."""
+    """Raise InvalidInput for strategies with a hub or coordinator, which torchrun cannot start."""
     if _is_led(request.settings):
         problem = f"{request.settings.strategy} cannot run under torchrun; start without torchrun"
         raise InvalidInput("strategy", problem)

@@ -44,9 +44,10 @@ def plan(
 ) -> Ranking:
     """Forecast each strategy on a machine with 1, 2, ... workers, and rank the forecasts.
 
-    Forecasts cover all placements of workers, the best chunk size, and all codecs whose speed the
-    machine file contains. The ranking's `refused` lists refused configurations with reasons. Its
-    `worth` is the smallest number of workers whose throughput is within 2 % of the best.
+    Covers all placements of workers, and all codecs whose speed the machine file contains, each
+    with its best chunk size (number of layers exchanged together). The ranking's `refused` lists
+    refused configurations with reasons. Its `worth` is the smallest number of workers whose
+    throughput is within 2 % of the best.
 
     `machine`: a machine file, or the name of one of machines/*.toml. `batch_size`: samples of a
     step over all workers. `input_shape`: shape of one sample, required for modules and factories.
@@ -106,10 +107,10 @@ def forecast(
     """Forecast one configuration of a strategy on the first `workers` devices of a machine.
 
     `options`: fields of the strategy's configuration, such as codec="dynamic8"; if they do not set
-    `chunk`, the best chunk size is used. Without `workers` all devices are used, at most one for
-    each sample. `balanced`: split the batch in proportion to the workers' speeds. The other
-    arguments are those of `plan`. Raises the same errors as `plan`. If `plan` would refuse the
-    configuration, raises InvalidInput with the reason.
+    `chunk`, the best chunk size is used. `workers`: by default the number of devices, or
+    `batch_size` if that is smaller. `balanced`: split the batch in proportion to the workers'
+    speeds. The other arguments are those of `plan`. Raises the same errors as `plan`. If `plan`
+    would refuse the configuration, raises InvalidInput with the reason.
     """
     named = find_strategy(strategy) if isinstance(strategy, str) else strategy
     if balanced and named.planning.plan_balanced is None:
@@ -153,10 +154,10 @@ def _trying(
     input_shape: tuple[int, ...] | None,
     options: Mapping[str, Any],
 ) -> Strategy:
-    """Return the strategy, changed so that it splits the model only where this works.
+    """Return the strategy, changed so that it splits the model only where a trial succeeds.
 
-    A strategy that does not split models is returned unchanged. So are all strategies for a
-    built-in model without options, because tests already check its default split.
+    A strategy that does not split models is returned unchanged. For a built-in model without
+    options it never changes, because tests already check the model's default split.
     """
     is_known = isinstance(model, str) and recorded(model, 1) is not None
     planning = strategy.planning
@@ -176,7 +177,7 @@ def _trying(
         return planning.plan(tried(workload, config), machine, config, window)
 
     def memory_of(workload: Workload, machine: Machine, config: Any) -> Mapping[str, int]:
-        # Raises InvalidInput for most wrong configs, before the model is built.
+        # The first call refuses most wrong configs before `tried` builds the model.
         memory(workload, machine, strategy, config)
         return memory(tried(workload, config), machine, strategy, config)
 

@@ -99,9 +99,9 @@ class TerminalProgress(Progress):
         self._add(epoch.number, losses | scores)
 
     def step(self, number: int, seconds: Mapping[str, float]) -> None:
-        """Write a typical step's seconds, by part of the step, as TensorBoard scalars.
+        """Write the seconds of each part of a typical step to TensorBoard.
 
-        `number`: the epoch to which the scalars belong, from 0.
+        `number`: the epoch to which TensorBoard assigns them; 0 is the first.
         """
         self._add(number, {f"step/{part}_s": value for part, value in seconds.items()})
 
@@ -118,7 +118,7 @@ class TerminalProgress(Progress):
         logger.info("step %d%s", found.num_steps, shown)
 
     def status(self, text: str) -> None:
-        """Show `text`, the throughput, next to the bar, or log it without a terminal."""
+        """Show the throughput (`text`) next to the bar; without a terminal, log it."""
         self._bar.update(self._task, description=text)
         if not self._is_shown and time.monotonic() - self._said_s > _LINE_EVERY_S:
             self._said_s = time.monotonic()

@@ -83,13 +83,13 @@ def _report(error: Exception | SystemExit, rank: str, group: Group | None) -> in
 def _signalled(group: Group, number: int) -> None:
     """Exit on a signal that arrives outside of training steps, when there is nothing to save.
 
-    SIGTERM is ignored if another rank has died, because torchrun sends SIGTERM to all survivors.
-    So this rank can still report which rank died: it fails by itself before torchrun kills it.
+    If another rank has died, SIGTERM is ignored, because torchrun sends it to all survivors. This
+    rank then fails by itself, and reports which rank died, before torchrun kills it.
     """
     if number == signal.SIGTERM and group.dead():
         return
     is_first = tell_left(group, number)
-    if is_first and not is_started_by_parent():  # otherwise the launcher reports the signal
+    if is_first and not is_started_by_parent():  # a launcher would report the signal itself
         name = f" by a signal to worker {group.rank}" if group.world_size > 1 else ""
         say(f"{participle(number)}{name}")
     os._exit(128 + number)

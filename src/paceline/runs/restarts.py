@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunRequest(Record):
-    """A training, rehearsal or plan on this machine; each rank's process gets it as JSON.
+    """A training, plan or rehearsal (layers only sleep); each rank's process gets it as JSON.
 
     `quiet`: print no results. `as_json`, `as_markdown`: print results in this format, not as
     tables. `keep`: save a plan in a folder. `explain`: draw a step of the best plan. `lost`:
@@ -95,7 +95,7 @@ def _latest_step(request: RunRequest) -> int | None:
 
 
 def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
-    """Return the request to resume after `step` (None: start over), with `why` in `lost`."""
+    """Return the request that resumes after `step` (None: starts over), with `why` in `lost`."""
     if step is None:
         told = f"{why} from the beginning, because there was no checkpoint"
         return request.model_copy(update={"lost": (*request.lost, told)})

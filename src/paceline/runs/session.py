@@ -57,7 +57,7 @@ def go_through(request: RunRequest, group: Group, elastic: ElasticWorker | None 
     """Run a request in this process, as one rank of `group`.
 
     If training on rank 0 alone is faster, rank 0 trains alone and the other ranks return.
-    `elastic`: this process as an elastic worker, with its torchft manager.
+    `elastic`: set if this process is an elastic worker, which may join and leave at any time.
     """
     request = restarted_by_torchrun(_agreed(request, group), group)
     reason = _carried_out(request, group, elastic)
@@ -76,9 +76,10 @@ def _carried_out(
     elastic: ElasticWorker | None,
     decisions: Sequence[str] = (),
 ) -> str | None:
-    """Run a request; if rank 0 alone would be faster, return the reason without training.
+    """Run a request, and return None; or return why rank 0 alone would be faster.
 
-    `decisions`: choices made before this call, which the result lists, too.
+    In the second case nothing is trained. `decisions`: choices made before this call, which the
+    result lists, too.
     """
     # Only rank 0, or the first elastic worker, prints.
     silent = group.rank != 0 or (elastic is not None and elastic.number != 0)
@@ -154,8 +155,8 @@ def _save(
 ) -> None:
     """Save the model, and write the result files; all ranks must call this together.
 
-    Only the rank with a `folder` writes files. This rank raises InvalidInput if writing fails, for
-    example on a full disk.
+    Only the rank with a `folder` writes files, and raises InvalidInput if this fails, for example
+    because the disk is full.
     """
     try:
         if not session.is_rehearsal:
@@ -264,7 +265,7 @@ def _session(request: RunRequest, group: Group, progress: TerminalProgress) -> T
 
 
 def as_learned(settings: TrainSettings, resumed: State | None) -> TrainSettings:
-    """Return the settings with the strategy and chunk size that `resumed` found to be fastest."""
+    """Return the settings with the strategy and chunk size that the resumed run found fastest."""
     if resumed is None or "progress" not in resumed.parts:
         return settings
     progress, options = resumed.parts["progress"], dict(settings.options)
@@ -294,7 +295,7 @@ def _trained(
     chosen = next((one for one in forecasts if one.strategy == name), None)
     if not isinstance(runner, ReplicaRunner):
         return chosen, runner.train(chosen.config if chosen else session.config)
-    assert chosen is not None  # every strategy with a ReplicaRunner is profiled
+    assert chosen is not None  # every strategy with a ReplicaRunner has a forecast
     if settings.strategy == AUTO:
         return train_best(session, runner, forecasts, slow)
     outcome = runner.train(chosen.config)

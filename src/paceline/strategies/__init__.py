@@ -16,8 +16,8 @@ STRATEGIES: dict[str, Strategy] = {
     for package in (allreduce, host, tree, wheel, subbatch, hogbatch, local, hierarchy)
 }
 
-# Strategies that average the gradients of all workers in each step, and so need as many steps to a
-# given loss as one worker with the same batches. Their exchange can be measured without training.
+# Strategies that average the gradients of all workers in each step. So they reach a loss in as
+# many steps as one worker with the same batches. Their exchange can be measured without training.
 EXCHANGES = {
     name: one
     for name, one in STRATEGIES.items()
@@ -34,8 +34,8 @@ def find_strategy(
     """Look up a strategy by its name, or by `package.module:record`.
 
     `among`: the allowed strategies by name; None: all. Strategies of other packages are always
-    allowed. Raises InvalidInput for an unknown name. `why`: the text of the InvalidInput for a
-    strategy that exists but is not in `among`. `also`: text about other allowed values.
+    allowed. For other names raises InvalidInput: with the text `why` if such a strategy exists,
+    otherwise with `also`, a text about other allowed values.
     """
     known = STRATEGIES if among is None else among
     if name in known:
@@ -55,7 +55,7 @@ def find_runnable(name: str, also: str = "") -> Strategy:
     runnable = {name: one for name, one in STRATEGIES.items() if one.running}
     why = "cannot be run, only planned"
     strategy = find_strategy(name, runnable, why, also)
-    if strategy.running is None:  # a strategy of another package
+    if strategy.running is None:  # possible only for a strategy of another package
         raise InvalidInput("strategy", why, got=name)
     return strategy
 

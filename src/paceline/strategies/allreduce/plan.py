@@ -25,7 +25,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.strategies.allreduce.config import AllReduce
 
 _MIB = 2**20
-_ENCODABLE = (2, 4)  # element sizes in bytes: float32, and types that convert to float32 exactly
+_ENCODABLE = (2, 4)  # bytes per value that codecs accept (2: float16, bfloat16; 4: float32)
 _COPIED = 2  # bytes of memory traffic per copied byte
 
 

@@ -36,8 +36,8 @@ def plan(workload: Workload, machine: Machine, config: Hierarchy, window: Window
     """Plan `window.num_steps` steps on the first `config.workers` devices.
 
     If `machine` is a cluster (`Symmetric`), its first host represents all nodes with workers.
-    Raises InvalidInput if `servers` is set for several levels of groups, or exceeds the number of
-    hosts.
+    Raises InvalidInput if `servers` exceeds the number of hosts, or is set although the network
+    divides the hosts into groups.
     """
     devices = machine.first_devices(config.workers)
     exchanges: tuple[ChunkExchange, ...] = ()

@@ -6,9 +6,9 @@
 One loop polls the connections to the workers, and `BatchScheduler` chooses each batch. A worker
 with short batches gets several batches in advance and reports several results at once. If a worker
 process ends or does not answer in time, other workers get its unfinished samples. A batch is done
-when its worker has reported it. If the worker dies before that, the batch is done if the worker
-has written the batch's number to shared memory. For a checkpoint the coordinator pauses: it assigns
-no more batches and waits for the assigned ones.
+when its worker has reported it. Of a dead worker's unreported batches, those up to the number that
+it last wrote to shared memory are done. For a checkpoint the coordinator pauses: it assigns no more
+batches and waits for the assigned ones.
 """
 
 import logging
@@ -42,7 +42,7 @@ _LOG = "log/batches_s"
 
 @dataclass(eq=False, kw_only=True)
 class WorkerProcess(PacketWorker):
-    """A worker process that runs `python -m MODULE`, and its progress."""
+    """A process that runs the module `MODULE` as a worker, and the worker's progress."""
 
     MODULE = "paceline.strategies.hogbatch.worker"
     progress: WorkerProgress

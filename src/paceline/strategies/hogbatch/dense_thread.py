@@ -22,8 +22,8 @@ from paceline.training.data.dataset import IndexedSamples, TensorSamples
 from paceline.training.recipes.losses import class_loss
 
 MOST_SAMPLES = 256
-# PyTorch is faster for a batch of more than _FEW_SAMPLES samples and more than _MOST_PRODUCTS
-# products (samples times weights), in spite of its overhead: 0.8 ms for two to eight layers.
+# PyTorch is faster for batches above both limits: more than _FEW_SAMPLES samples, and more than
+# _MOST_PRODUCTS products (samples times weights). Its overhead is 0.8 ms for two to eight layers.
 _FEW_SAMPLES, _MOST_PRODUCTS = 4, 2**21
 
 _ACTIVATIONS = {nn.ReLU: Activation.RELU, nn.Sigmoid: Activation.SIGMOID}

@@ -109,7 +109,7 @@ class GpuReplica:
     def take(self, rows: Tensor, rate: float, step: int | None) -> Iterator[BatchResult]:
         """Begin a batch; first finish as many earlier batches as needed, and yield their results.
 
-        The copy of the new batch's samples begins before the last of these batches is finished.
+        With a `depth` above 1, copying the samples overlaps with this wait for earlier batches.
         """
         while len(self._begun) >= self._depth:
             yield self.finish()
@@ -186,7 +186,8 @@ class GpuReplica:
         batch = self._begun.popleft()
         batch.marks["update"].event.synchronize()
         for later in self._begun:
-            # Wait until `later` has copied the model: the GPU itself adds this update to the copy.
+            # `later` adds this update on the GPU. So wait until it has copied the model; otherwise
+            # its copy could contain the update already.
             later.marks["model"].event.synchronize()
         loss = float(batch.loss[1])
         added_ns = time.monotonic_ns()
@@ -235,7 +236,7 @@ class GpuReplica:
 
 @torch.no_grad()
 def clear_gradients(parameters: Sequence[nn.Parameter], where: Tensor) -> None:
-    """Zero all gradients if `where`, a bool scalar on the device, is true, without waiting."""
+    """Queue kernels that zero all gradients if `where`, a bool on the device, is true."""
     for parameter in parameters:
         if (gradient := parameter.grad) is not None:
             values = gradient._values() if gradient.is_sparse else gradient

@@ -4,7 +4,7 @@
     worker     ()      SpeedTrial        (BatchResult, ...)         Command.SAVE
 
 A worker requests work by reporting the results of completed batches; an empty tuple means that the
-worker is ready. `Wire` sends states and traced spans in a file. Times are nanoseconds of
+worker is ready. `Wire` passes states and traced spans in a shared file. Times are nanoseconds of
 CLOCK_MONOTONIC.
 """
 

@@ -44,11 +44,11 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
     """Yield kind, part and cost of a batch's compute tasks, scaled from the workload's batch size.
 
     Flops and activation traffic scale with the number of samples; the number of calls does not.
-    Parameter traffic scales with the number of threads: each thread reads the parameters in
-    forward, and reads them and writes gradients in backward. In the first layer, backward only
-    writes gradients, because inputs need no gradient. Each thread also makes its own update. All
-    other traffic of a layer is activation traffic. An embedding reads only some of its parameters;
-    if its traffic is less than that of all parameters, all of it counts as parameter traffic.
+    Parameter traffic scales with the number of threads. Each thread reads the parameters in
+    forward, reads them and writes gradients in backward, and makes its own update. In the first
+    layer, backward only writes gradients, because inputs need no gradient. All other traffic of a
+    layer is activation traffic. An embedding, which reads only some of its parameters, may have
+    only parameter traffic.
     """
     share, parts = size / workload.batch_size, min(threads, size)
 
@@ -149,7 +149,7 @@ class BatchTasks:
         return self._last(1, Kind.STEP) if begins else ()
 
     def _last(self, before: int, kind: Kind | None = None) -> tuple[TaskId, ...]:
-        """Return the last task (of `kind`) of the batch `before` batches before the next, or ()."""
+        """Return the last task (of `kind`) in the `before`-th latest batch; () if none."""
         batch = self._latest[-before] if 0 < before <= len(self._latest) else []
         return tuple(task.id for task in batch if kind in (None, task.kind))[-1:]
 
@@ -187,7 +187,7 @@ def memory(workload: Workload, machine: Machine, config: Hogbatch) -> dict[str, 
 
 
 def _spec(machine: Machine, device: Device, config: Hogbatch) -> WorkerSpec:
-    """Return a device's worker; by default, a host's CPU devices divide its cores evenly."""
+    """Return a device's `WorkerSpec`; by default, a host's CPU devices divide its cores evenly."""
     if device.kind == DeviceKind.GPU:
         return WorkerSpec(DeviceKind.GPU)
     place = (device.host, device.kind)
@@ -213,10 +213,10 @@ class PricedBatch(NamedTuple):
 class PricedWorkers:
     """Simulates how the coordinator assigns batches to workers on a machine's first devices.
 
-    `specs`: the workers of a real run, in which a GPU copies the shared model even if it is the
-    only worker. By default `config.workers` workers are planned. `batch(worker, size)` returns a
-    worker's `PricedBatch`. `num_updates`: each worker's number of updates so far. `computing_s`:
-    for each worker, the sum of `PricedBatch.computing_s` so far.
+    `specs`: the workers of a real run; None: plan `config.workers` workers. In a real run, a GPU
+    copies the shared model even if it is the only worker. `batch(worker, size)` returns a worker's
+    `PricedBatch`. `num_updates`: each worker's number of updates so far. `computing_s`: for each
+    worker, the sum of `PricedBatch.computing_s` so far.
     """
 
     def __init__(
@@ -257,8 +257,8 @@ class PricedWorkers:
                 busy[resource] += task_s
         period_s = whole_s = fsum(seconds)
         if depth > 1:
-            # The copy of the model for batch n + depth - 1 waits for the end of batch n. So
-            # depth - 1 periods last at least as long as a batch without the copy of its samples.
+            # Batch n + depth - 1 copies its samples early, but all its other tasks follow the end
+            # of batch n. So depth - 1 periods last at least as long as these other tasks.
             most_s = (whole_s - seconds[0]) / (depth - 1)
             period_s = max(*busy.values(), most_s, whole_s / depth)
         computing_s = busy[compute_lane(self.devices[worker].name)]
@@ -348,14 +348,14 @@ class EventLoop:
         self._last.add(len(self._tasks) - 1)
 
     def _queue_if_ready(self, time_s: float, place: int, worker: int) -> None:
-        """Queue the task with index `place` once it is known when its last parent ends."""
+        """Queue task number `place` if the end times of all its parents are known."""
         after = self._tasks[place].after
         if all(parent in self._ends_s for parent in after):
             ready_s = max([time_s, *(self._ends_s[parent] for parent in after)])
             heappush(self._events, (ready_s, place, worker))
 
     def _start(self, time_s: float, place: int, worker: int) -> None:
-        """Start the task with index `place` at `time_s`, or later, once its resources are free."""
+        """Start task number `place` when its resources are free, at `time_s` at the earliest."""
         task = self._tasks[place]
         end_s = max([time_s, *(self._free_s[resource] for resource in task.on)])
         end_s += self._seconds[place]

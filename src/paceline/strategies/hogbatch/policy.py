@@ -112,28 +112,28 @@ def constant(sizes: Iterable[int]) -> AdaptivePolicy:
 
 
 def hogwild(workers: Workers) -> AdaptivePolicy:
-    """Assign one sample to each thread of a worker."""
+    """Return a policy that assigns one sample to each thread of a worker."""
     return constant(spec.threads for spec in workers.specs)
 
 
 def hogbatch(workers: Workers) -> AdaptivePolicy:
-    """Assign batches of the workload's batch size to every worker (algorithm 1)."""
+    """Return a policy that always assigns the workload's batch size (algorithm 1)."""
     return constant(workers.batch_size for _ in workers.specs)
 
 
 def proportional(workers: Workers) -> AdaptivePolicy:
-    """Assign batch sizes in proportion to the workers' speeds (Hadjis et al. 2016)."""
+    """Return a policy with batch sizes in proportion to workers' speeds (Hadjis et al. 2016)."""
     total = workers.batch_size * len(workers.specs)
     return constant(max(1, size) for size in apportion(total, workers.speeds))
 
 
 def cpu_gpu(workers: Workers) -> AdaptivePolicy:
-    """Assign small batches to CPUs and large batches to GPUs (section VI-B)."""
+    """Return a policy with small batches on CPUs, large batches on GPUs (section VI-B)."""
     return constant(adaptive(workers).first)
 
 
 def adaptive(workers: Workers) -> AdaptivePolicy:
-    """Adapt batch sizes (algorithm 2); CPUs begin with the smallest size, GPUs with the largest."""
+    """Return algorithm 2's policy; CPUs begin with the smallest size, GPUs with the largest."""
     config, size = workers.config, workers.batch_size
     gpu_batch = config.gpu_batch or (max(1, size // 64), size)
     first, least, most = [], [], []

@@ -116,7 +116,7 @@ class _Thread:
             backward()
             times_ns += self._wait(times_ns[-1])
             step()
-            del backward  # free the graph now, so that the step's time includes it
+            del backward  # free the graph now, so that this is part of the step's time
             times_ns += self._wait(times_ns[-1])
         return value * len(rows), times_ns
 

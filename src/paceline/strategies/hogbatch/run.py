@@ -107,7 +107,7 @@ class HogbatchRunner:
         self._all_epochs = speed_trial.Epochs(self.workload, session.config, *counts)
 
     def measure(self) -> PricedMachine:
-        """Start the workers, end workers that do not speed up the run, and begin training.
+        """Start the workers, end those that do not speed up the run, and prepare training.
 
         Returns a machine with the measured speeds of the remaining workers, and a cost model.
         """
@@ -209,7 +209,7 @@ class HogbatchRunner:
         traced = Timeline((span for spans, _ in left for span in spans), Origin.MEASURED)
         workers = [one.progress for one in coordinator.processes.workers]
         trials = [one.trial for one in workers if one.trial is not None]
-        prediction = speed_trial.Prediction(0.0, {}, {})  # stands for: no prediction
+        prediction = speed_trial.Prediction(0.0, {}, {})  # empty: no prediction
         # Predictions assume that all workers train from the first epoch to the last.
         if not coordinator.lost and not coordinator.past and len(trials) == len(workers):
             prediction = speed_trial.predict(self._all_epochs, trials)

@@ -30,8 +30,8 @@ _SOURCE = "measured by the workers' trials before this run"
 _FREE = LinearTime(0.0, 1 / UNLIMITED_BYTES_PER_S)  # copies take no time: trials include them
 _LEAST_SHARE = 1e-3  # least fraction of a batch's time that the fit assigns to arithmetic
 _GAIN = 1.001  # smaller gains are rounding errors
-_MOST_JUDGED_EPOCHS = 3  # epochs to simulate; not only the first, in which the policy adapts
-_MOST_JUDGED_BATCHES = 5000  # batches simulated before an epoch's middle is extrapolated
+_MOST_JUDGED_EPOCHS = 3  # simulate up to this many epochs: in the first, the policy still adapts
+_MOST_JUDGED_BATCHES = 5000  # batches simulated at the start of a long epoch
 
 
 def machine_of(workload: Workload, trials: Sequence[SpeedTrial]) -> Machine:
@@ -106,9 +106,9 @@ class Prediction(NamedTuple):
 
 
 def admit(epochs: Epochs, trials: Sequence[SpeedTrial]) -> dict[int, str]:
-    """Decide which workers a run keeps; return the numbers of the others, with reasons.
+    """Decide which workers a run keeps; return by number why others are not kept.
 
-    The others are workers without which the run is at least as fast. Tests workers from the slowest
+    A worker is not kept if the run is at least as fast without it. Tests workers from the slowest
     to the fastest, until a worker speeds up the run or one is left. `trials`: simultaneous trials
     of all workers.
     """
@@ -174,8 +174,8 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 def _epoch_seconds(workers: PricedWorkers, num_samples: int) -> tuple[float, float]:
     """Predict an epoch's duration: the sum of the simulated and the extrapolated seconds.
 
-    In long epochs, only the first batches and as many samples at the end are simulated; the seconds
-    of the middle are extrapolated.
+    In a long epoch, only the first batches are simulated, and equally many samples at its end; the
+    seconds of the middle are extrapolated.
     """
     left, num_batches, extrapolated_s = num_samples, 0, 0.0
     free = [(0.0, worker) for worker in range(len(workers.specs))]

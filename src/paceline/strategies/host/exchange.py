@@ -59,7 +59,7 @@ class HostExchange(Exchange):
         self._pinned: list[Callable[[], None]] = []
 
     def open(self, layout: Layout) -> None:
-        """Create the arena; later layouts of the same gradients use the same arena.
+        """Create the arena (shared memory), which is kept if `arrange` later changes the layout.
 
         Raises InvalidInput if this rank's parameters are on several devices. If any rank cannot get
         memory, all ranks raise InvalidInput.
@@ -184,7 +184,7 @@ class HostExchange(Exchange):
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self.encoded, (self._guard.num_nonfinite, self._guard.num_skipped)
-        # `why`: how the codec was chosen. Only leaders know this; other ranks know the request.
+        # Only leaders know how the codec was chosen (`why`). Other ranks show the requested codec.
         why = encoded.why if encoded else f"{self._between.codec}: requested"
         share = encoded.codecs.sent_share if encoded else None
         return Statistics(*known, why, *found, sent_share=share)
@@ -196,7 +196,7 @@ class HostExchange(Exchange):
             slot.parameter.numel()
             for chunk in self._chunks
             for part in _parts_of(chunk, result)
-            # If one value is not finite, a codec turns the whole chunk into NaN.
+            # A codec turns a whole chunk into NaN if a value is not finite, so test one value.
             if len(part) and part[0].isnan()
             for slot in chunk.slots
         )

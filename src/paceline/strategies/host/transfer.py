@@ -156,7 +156,7 @@ class _StepTimes:
     end: Event = field(init=False)
 
     def exposed_s(self) -> float:
-        """Return the seconds of gathering, plus those between the end of backward and `end`."""
+        """Return the seconds that delay compute: gathering, and from backward's end to `end`."""
         alone = [*self.gathers.values(), (self.backward_end, self.end)]
         return sum(begin.elapsed_time(end) for begin, end in alone) * 1e-3
 
@@ -257,7 +257,7 @@ class DeviceTransfer:
         computing = self._device.current_stream()
         computing.wait_stream(self._to_device)
         self._scatter(changed_on_any(self._arena, step))
-        self._count_latest()  # the GPU has reached all events of the previous step
+        self._count_latest()  # the GPU has finished the previous step, so its times are known
         self._now.end = self._free = self._device.record(timed=True)
         self._latest = self._now
 

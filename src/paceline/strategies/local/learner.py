@@ -30,11 +30,10 @@ _PART, _VALUES = "local_updates", "values"  # names in a checkpoint
 class LocalModel(WholeModel, ModelReplica):
     """Takes the inner steps of a rank by `replica`, and exchanges parameters once per round.
 
-    The training loop also uses this object as its replica, which exchanges parameters instead of
-    gradients.
+    The training loop uses this object in place of a replica that would exchange gradients.
 
-    A checkpoint contains the averaged model, from which any number of ranks can resume, and each
-    rank's parameters and optimizer state, from which the same number of ranks resumes bit for bit.
+    A checkpoint contains the averaged model, from which any number of ranks can resume. It also has
+    each rank's parameters and optimizer state, with which as many ranks resume bit for bit.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class LocalModel(WholeModel, ModelReplica):
         self.updates.abort()
 
     def exchange_state(self) -> Tensors:
-        """Return this rank's parameters, buffers and optimizer; they differ between ranks."""
+        """Return the state that differs between ranks: parameters, buffers, optimizer, exchange."""
         optimizer, _ = optimizer_state(self._optimizer, list(self._model.named_parameters()))
         own = {
             "updates": self.updates.state_dict()["own"],
@@ -132,7 +131,7 @@ class LocalModel(WholeModel, ModelReplica):
         return {_VALUES: torch.frombuffer(text, dtype=torch.uint8), **tensors}
 
     def load_exchange_state(self, state: Tensors) -> None:
-        """Load what `exchange_state` returned on this rank; needs the same number of ranks."""
+        """Load this rank's result of `exchange_state`; the number of ranks must be unchanged."""
         own = together(loads(state[_VALUES].numpy().tobytes()), state)
         self.updates.load_state_dict(self._loaded | {"own": own["updates"]})
         self.updates.load_own_parameters(own["parameters"])

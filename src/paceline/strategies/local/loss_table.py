@@ -67,7 +67,7 @@ def variants(workers: int) -> list[Local]:
 
 
 def steps_to_loss(workload: Workload, config: Local) -> StepsToLoss | None:
-    """Estimate the factor by which local updates need more steps to a loss than synchronous SGD.
+    """Estimate the steps that local updates need to a loss, relative to synchronous SGD.
 
     Returns None for a single worker, or if no row of the table applies.
     """

@@ -95,7 +95,7 @@ class Turn(NamedTuple):
 
 
 def turns(config: Local, num_steps: int) -> tuple[Turn, ...]:
-    """Return for each fragment the inner steps before it is sent, in a round of `num_steps`."""
+    """Return each fragment's turn, which ends when it is sent; a round has `num_steps` steps."""
     sent = [0, *(config.sent_after(fragment) for fragment in range(config.fragments))]
     scale = num_steps / config.sync_every
     counts = [round(after * scale) - round(before * scale) for before, after in pairwise(sent)]
@@ -107,8 +107,8 @@ class _Work(NamedTuple):
     """A worker's resources and costs for a fragment; a field is None if there is no such work.
 
     `overlapped`, `alone`: the inner steps of the fragment's `Turn`. `first`: all inner steps before
-    the first fragment of a run, which no exchange precedes. `step`: the outer step. `d2h`, `h2d`:
-    copies between a GPU and its host.
+    the run's first exchange. `step`: the outer step. `d2h`, `h2d`: copies between a GPU and its
+    host.
     """
 
     overlapped: Transfer | None
@@ -159,8 +159,8 @@ class _Rounds:
 
     def tasks(self, num_rounds: int) -> Iterator[Task]:
         """Yield the tasks of `num_rounds` rounds."""
-        # By worker: its last tasks before the latest exchange (`sent`) and after it (`ready`).
-        # Inner steps during this exchange wait for `sent`; those after it wait for `ready`.
+        # For each worker, the tasks to wait for. Inner steps during the latest exchange wait for
+        # `sent`, the last tasks before it; later inner steps wait for `ready`, the last after it.
         ready: list[_Ids] = [()] * len(self.devices)
         sent: list[_Ids] = [()] * len(self.devices)
         last: _Ids = ()
@@ -189,9 +189,9 @@ class _Rounds:
     ) -> Generator[Task, None, _Ids]:
         """Yield a worker's inner steps before it sends a fragment, and a GPU's copy to the host.
 
-        `number`: number of the round. `sent`: the worker's last tasks before it sent the previous
-        fragment. `ready`: its last tasks after the exchange of that fragment. Returns the tasks
-        after which the fragment can be sent.
+        `number`: number of the round. `sent`: the worker's last tasks before the exchange of the
+        previous fragment. `ready`: its last tasks after this exchange. Returns the tasks after
+        which `fragment` can be sent.
         """
         work = self.work[worker][fragment]
         has_sent = number > 0 or fragment > 0

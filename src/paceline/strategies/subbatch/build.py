@@ -29,7 +29,7 @@ from paceline.training.recipes.named import tried_with
 from paceline.training.recipes.recipe import Recipe
 
 _NUM_STEPS = 3
-_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # rows of a test weight, which has four
+_ALL, _HALVES = slice(0, 4), (slice(0, 2), slice(2, 4))  # slices of a test weight's four rows
 
 
 def split(

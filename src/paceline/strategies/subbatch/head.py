@@ -134,7 +134,7 @@ class LayerWork(NamedTuple):
     backward_weight: Cost | None
 
     def with_update(self, update: Cost) -> Self:
-        """Add the cost of the weight update to the part of backward that computes its gradients."""
+        """Add the cost of the weight update to that of computing the weight gradients."""
         if self.backward_weight is None:
             return self._replace(backward_input=self.backward_input + update)
         return self._replace(backward_weight=self.backward_weight + update)
@@ -168,7 +168,7 @@ def update_work(layer: Layer, share: float) -> Cost:
 
 
 def _of(cost: Cost, share: float, part: float, weights: float) -> Cost:
-    """Scale a cost by `share`, then by `part`; `part` leaves out `weights` bytes of traffic."""
+    """Scale a cost by `share` and `part`, but exclude `weights` bytes from scaling by `part`."""
     fixed = min(weights, cost.nbytes * share)
     nbytes = fixed + (cost.nbytes * share - fixed) * part
     return Cost(cost.flops * share * part, nbytes, cost.num_calls)

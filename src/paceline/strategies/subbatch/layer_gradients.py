@@ -53,9 +53,9 @@ class CommunicationThread:
     ) -> Future[Tensor]:
         """Start an exchange by calling `post`, and return a future of the exchanged values.
 
-        After the exchange, but before the future has its result, the thread calls
-        `on_done(begin_s, end_s)` with the monotonic times of its begin and end. Without other ranks
-        it is not called.
+        Before the future has its result, the thread calls `on_done(begin_s, end_s)` with the
+        monotonic times at which the exchange began and ended. With a single rank, `on_done` is not
+        called.
         """
         started = time.monotonic()
         begun = post()
@@ -134,9 +134,9 @@ class LayerGradients(Exchange):
             self.encoded.begin_step()
 
     def ready(self, chunk: Chunk, touched: Sequence[bool]) -> None:
-        """Start averaging a layer's gradients; with a synchronous thread, only note the layer.
+        """Start averaging a layer's gradients.
 
-        `finish` then averages the noted layers after backward.
+        If the thread is synchronous, `finish` does this after backward instead.
         """
         if self._thread.is_synchronous:
             self._postponed.append(chunk)

@@ -130,8 +130,8 @@ class HeadLayer:
     def backward_input(self, number: int, by_outputs: Tensor, scale: float) -> Tensor:
         """Return the input gradients; for a linear layer, the caller must sum them over ranks.
 
-        `by_outputs`: gradients of the layer's outputs. Also accumulates the gradients of a
-        BatchNorm1d's parameters, times `scale`.
+        `by_outputs`: gradients of the layer's outputs. For a BatchNorm1d, also adds `scale`
+        times its parameter gradients to the existing gradients.
         """
         saved = self._saved[number]
         if not self.is_linear:

@@ -53,10 +53,9 @@ LOSS, LABELS = "loss", "labels"  # names (`Task.part`) of the exchanges of loss 
 _LOSS_VALUES = 3  # values per row: largest logit, sum of exponentials, target's logit
 # A target has 8 bytes. A message's header has two numbers of 8 bytes: its samples and rows.
 _LABEL_NBYTES, _LABELS_HEADER = 8, 2 * 8
-# Codecs of the body's gradients encode values of 2 and 4 bytes: float32, and types that convert to
-# float32 exactly.
+# Codecs of the body's gradients accept 2 bytes per value (float16, bfloat16) or 4 (float32).
 _GRADIENTS = (2, 4)
-_FLOAT32 = (4,)  # codecs of activations and their gradients encode only values of 4 bytes
+_FLOAT32 = (4,)  # codecs of activations and their gradients accept only 4 bytes per value
 
 
 def weights_of(layer: str) -> str:
@@ -118,17 +117,17 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
     for before, layer in zip([body.layers[-1], *head], head, strict=False):
         features += before.activation_nbytes if matrix_of(layer) is not None else 0
     num_passes = config.num_sub_batches(body.batch_size)
-    # `of_one`: all workers' samples in a sub-batch, relative to the samples in a worker's batch.
+    # A sub-batch has `of_one` times as many samples (of all workers) as a worker's batch.
     of_one = workers * -(-body.batch_size // num_passes) / body.batch_size
     kept = min(workers, 2 * of_one) if config.updates == "sub-batch" else workers
-    # While the head runs, count the logit gradients of a sub-batch; the body has no gradients yet.
+    # While the head runs, there are logit gradients of a sub-batch, but no gradients of the body.
     in_head = state_nbytes(body.layers) - body.gradient_nbytes + kept_nbytes(body.layers)
     in_head += round(features * kept + own_outputs * of_one) + body.input_nbytes
     needed = {device.name: max(in_head, replica_nbytes(body)) for device in devices}
     for layer in head:
         outputs = num_outputs(layer)
-        # Of several equal nodes, `devices` may have only the first node's devices. Its workers have
-        # the largest shares, so ignore the other shares.
+        # On a cluster, `devices` may be those of the first node only. Their shares are the largest,
+        # so the other nodes' shares do not matter.
         for device, own in zip(devices, shares(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
@@ -189,7 +188,7 @@ class _SubBatchPlan:
         return done
 
     def updated(self, step: int, worker: int) -> list[TaskId]:
-        """Return the tasks that complete a worker's parameter gradients: one per head layer."""
+        """Return the tasks before a worker's update: those that end each head layer's backward."""
         return [self._gradients(step, part, worker, self.number) for part in self.parts]
 
     def _forward(self, step: int, part: _LayerPass, done: list[TaskId]) -> Iterator[Task]:
@@ -233,7 +232,7 @@ class _SubBatchPlan:
 def _sub_batches(
     parts: Split, devices: tuple[Device, ...], config: SubBatch, ring: Ring | None
 ) -> Iterator[_SubBatchPlan]:
-    """Yield the sub-batches of a step; assume the largest head part for each worker."""
+    """Yield a step's sub-batches, as if every worker had the head's largest part."""
     workers, batch_size = config.workers, parts.body.batch_size
     updates_each = config.updates == "sub-batch"
     there, back = None, None

@@ -97,8 +97,8 @@ def _calibrated(
     spans = timeline.spans
     losses = machine.usual_losses.model_copy(update={"unrest": unrest_of_traced(spans)})
     machine = machine.model_copy(update={"losses": losses})
-    # Assume that a layer takes equal time in all sub-batches: its `PriceKey` has no sub-batch. All
-    # workers take part in an exchange, so the `PriceKey` of an exchange has no `owner`.
+    # Keys of measured times: a layer's key has no sub-batch, because it should take equally long in
+    # all sub-batches. An exchange's key has no owner, because all workers take part.
     computed = median_durations(
         [span for span in spans if span.kind in COMPUTE],
         lambda span: PriceKey(span.on[0].owner, span.kind, span.part),

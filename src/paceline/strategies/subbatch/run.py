@@ -37,7 +37,7 @@ _PACED_COPIES = 3  # tensors counted per parameter in a rehearsal: value, gradie
 
 @contextmanager
 def start(session: TrainingSession) -> Iterator["SplitRunner"]:
-    """Yield this rank's runner; InvalidInput if model, data and workers do not fit together."""
+    """Yield this rank's runner; raise InvalidInput if model, data and workers do not fit."""
     setups.check_world_size(session.settings.workers, session.group)
     yield SplitRunner(session, *(_paced(session) if session.is_rehearsal else _real(session)))
 

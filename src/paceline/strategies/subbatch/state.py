@@ -49,7 +49,7 @@ class _SavedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, name: str, head: Head) -> "_SavedTensor":
-        """Combine a tensor with its layer's sharding; `name`: its parameter's or buffer's name."""
+        """Combine a tensor with its layer's sharding; `name`: the parameter or buffer it is for."""
         return cls(tensor, head.get(name.rpartition(".")[0]) if tensor.dim() else None)
 
     @property

@@ -203,7 +203,7 @@ class SplitTrainer:
         with recorder.phase(Kind.STEP):
             if self.learning.clip_norm is not None:
                 self._clip(self.learning.clip_norm)
-            # The first optimizer updates the model; only the body if sub-batches update the head.
+            # The first optimizer updates the model, or the body if sub-batches update the head.
             whole = next(iter(self.optimizers.values()))
             whole.step()
             whole.zero_grad()
