@@ -32,7 +32,7 @@ class FlatGradients:
 
     Its last values are counts: for each gradient, the number of ranks that changed the gradient.
 
-    `as_views`: after the first exchange, gradients are views of the buffer. `receives`: whether
+    `as_views`: whether `copy_out` turns gradients into views of the buffer. `receives`: whether
     this rank has children in the tree, and so needs a second buffer for their gradients.
     """
 
@@ -70,7 +70,7 @@ class FlatGradients:
         self._flags.copy_(torch.tensor([float(touched[slot.index]) for slot in self._slots]))
 
     def copy_out(self) -> list[int]:
-        """Set gradients that changed on any rank to their means; return the parameters' indices."""
+        """Set gradients that any rank changed to their means; return their parameters' indices."""
         indices = []
         for slot, part, count in zip(self._slots, self._parts, self._flags.tolist(), strict=True):
             if not count:
@@ -120,7 +120,7 @@ class TreeExchange(Exchange):
 
     @torch.no_grad()
     def finish(self, touched: Sequence[bool]) -> Sequence[bool]:
-        """Sum gradients up the tree, send the means down, and return which gradients changed."""
+        """Sum gradients up the tree, send means down; return which gradients any rank changed."""
         started = time.monotonic()
         changed = [False] * len(touched)
         for flat in self._flats:

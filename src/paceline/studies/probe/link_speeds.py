@@ -57,7 +57,7 @@ class Links:
         on_gpu = self._device.kind == DeviceKind.GPU
         links, devices = list[Link](), self.machine.devices
         for ranks in self.hosts:
-            if len(ranks) > 1 and not on_gpu:  # CPU workers of one host also exchange by gloo
+            if len(ranks) > 1 and not on_gpu:  # on CPUs, ranks of one host exchange by gloo
                 own = tuple(devices[rank] for rank in ranks)
                 host = self.machine.host_of(own[0])
                 part = self.machine.model_copy(update={"hosts": (host,), "devices": own})
@@ -73,9 +73,9 @@ class Links:
     def _exchanged(
         self, ranks: Sequence[int], machine: Machine, stations: Sequence[Station]
     ) -> Link:
-        """Fit a link so that a planned ring all-reduce takes as long as the measured all-reduce.
+        """Fit a link so that a simulated ring all-reduce takes the measured time.
 
-        `ranks`: take part in the measured all-reduce. `stations`: devices or hosts of the ring.
+        `ranks`: ranks in the measured all-reduce. `stations`: devices or hosts in the ring.
         """
         deadline = timedelta(seconds=self.group.deadline_s)
         # new_group is collective, so ranks outside of the group call it, too.
@@ -173,9 +173,9 @@ def _link(ends: tuple[str, str], seconds: tuple[float, float]) -> Link:
 
 
 def measure_codec_latencies(sampler: Sampler) -> dict[Kernel, float]:
-    """Return, by codec, the seconds that one encoding and decoding adds to a small all-reduce.
+    """Return each codec's latency: the seconds of one encoding and decoding in a small all-reduce.
 
-    The result is half of the time that the codec adds, because an all-reduce encodes and decodes
+    A latency is half of the time that the codec adds, because an all-reduce encodes and decodes
     twice. Requires two or more ranks.
     """
     group = sampler.group

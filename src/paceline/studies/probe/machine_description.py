@@ -19,7 +19,7 @@ class RankFigures(BaseModel, frozen=True):
     """The measurements of one rank, and facts about its device and host.
 
     `copies`: memory copies in bytes per second. `sum_s`: seconds of a sum in shared memory.
-    `codec_latencies`: seconds that each codec adds. A single rank measures neither of these two.
+    `codec_latencies`: seconds that each codec adds. Both are missing if there is only one rank.
     `host_codecs`: speeds on the CPU, measured only by the first rank of a host with GPUs.
     """
 
@@ -68,7 +68,7 @@ def machine_of(
 def unrest_of(ranks: Sequence[RankFigures]) -> float:
     """Return the largest relative spread of the computing speeds.
 
-    Considers the spread over each rank's repetitions, and the spread over the ranks.
+    Candidates are the spread of each rank's repeated measurements, and the spread between ranks.
     """
     own = [one for rank in ranks for one in (rank.device.convolution, rank.device.linear)]
     speeds = [rank.device.convolution.median for rank in ranks]

@@ -97,7 +97,7 @@ def probe_machine(settings: ProbeSettings) -> None:
 
 def work(settings: ProbeSettings) -> int:
     """Measure as one rank, and print any error; return the exit code."""
-    # Read all cores that this process may use before `as_rank` divides them among a host's ranks.
+    # Read the usable cores now, because `as_rank` divides them among the host's ranks.
     usable = sorted(os.sched_getaffinity(0))
     return as_rank(partial(_probe_rank, settings, usable), _PATIENCE_S + settings.seconds)
 

@@ -25,7 +25,7 @@ from paceline.studies.profile.profiled_steps import SEED, optimizer_of, profiled
 from paceline.training.models import describe
 from paceline.training.recipes.recipe import built, new_model
 
-_FINENESS = 16  # the largest batch that fits exceeds the result by at most 1/16
+_FINENESS = 16  # the largest batch that fits exceeds the batch found by at most 1/16
 _FEW, _MOST = 2, 2**24  # smallest and largest batch to try; batch norm needs two samples
 _SHARE_OF_FREE = 0.9  # share of the free memory that may be used
 _LONGEST_ATTEMPT_S = 120.0

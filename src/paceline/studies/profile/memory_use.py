@@ -25,7 +25,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def held_nbytes(device: torch.device, *, limited: bool = False) -> int:
     """Return this process's resident memory in bytes; on a GPU, the memory reserved by PyTorch.
 
-    `limited`: on a CPU, return the data segment's size instead, which `limit_memory` limits.
+    If `limited`, returns, for a CPU, the size of the data segment, which `limit_memory` limits.
     """
     if _has_own_memory(device):
         return torch.accelerator.memory_reserved(device)

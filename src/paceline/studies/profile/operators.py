@@ -1,8 +1,8 @@
 """Time training steps with torch.profiler: the operators, and the host's work between them.
 
 On a CPU, an operator's time is its self time. On a GPU, it is the time of the operator's kernels,
-and the host's time counts as overhead. The total time of all kernels is also reported. It excludes
-the GPU's idle time, unlike Paceline's own spans, which end when the next layer begins.
+and the host's time counts as overhead. The kernels' total time, without idle time, is also
+reported. Paceline's own spans include idle time, because they end when the next layer begins.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ _NUM_STEPS = 3
 _STEP_US = 1e-6 / _NUM_STEPS  # factor from the total microseconds of all steps to seconds per step
 _MOST_CALLS = 8  # maximum number of rows in `ThroughTorch.calls`
 _CALLS = ("cuda", "c10d::", "gloo:", "nccl:")
-# Labels for the self time of profiler ranges other than operators, by prefix of the range's name.
+# Profiler ranges that are not operators: the beginning of a range's name, and its label.
 _BETWEEN = {
     _PREFIX: "Python and dispatch between operators",
     "autograd::engine": "autograd's own bookkeeping",
@@ -59,8 +59,8 @@ class Annotating(Recorder):
 class ThroughTorch:
     """The times per step that torch.profiler measured on one rank.
 
-    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: compares
-    Paceline's and torch.profiler's time of each phase; empty on a GPU. `between`: host time between
+    `kernels_s`: total seconds of a GPU's kernels; None on a CPU. `agreement`: each phase's
+    time by Paceline and its time by torch.profiler; empty on a GPU. `between`: host time between
     operators, including waits for other ranks. `calls`: host time in calls of CUDA, c10d, Gloo and
     NCCL. `operators`: self time of each operator.
     """

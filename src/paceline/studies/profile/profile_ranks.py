@@ -52,7 +52,7 @@ def profile_model(settings: profile.ProfileSettings, *, as_json: bool = False) -
     folder = settings.output / run_id
     result = read_result(folder)
     assert isinstance(result, profile.ProfileResult), "the workers write a profile"
-    if settings.largest_batch:  # after the other results, as users may interrupt a long search
+    if settings.largest_batch:  # search last, because users may interrupt a long search
         largest = find_largest(settings, console(stderr=True).print)
         result = result.model_copy(update={"largest": largest})
         write_text(folder / "result.json", result.model_dump_json(indent=2) + "\n")
@@ -151,9 +151,9 @@ def spread(values: Sequence[float]) -> profile.Quartiles:
 
 
 def _by_phase(blocks: Sequence[Sequence[Span]]) -> dict[Kind, list[float]]:
-    """Return each phase's seconds in each step; forward, for example, is a phase.
+    """Return the seconds of each phase (such as forward) in each step.
 
-    `blocks`: spans of each block of consecutive steps.
+    `blocks`: the spans of each block; a block is a series of consecutive steps.
     """
     phases: dict[Kind, list[float]] = defaultdict(list)
     for spans in blocks:
@@ -182,7 +182,7 @@ def _layers(found: profiled_steps.Findings) -> Iterator[profile.LayerRow]:
 
 
 def _resources(blocks: profiled_steps.Blocks, group: Group) -> Iterator[profile.ResourceRow]:
-    """Yield busy and idle seconds per step: of each timeline lane, and of workers' cores."""
+    """Yield each resource's busy and idle seconds per step; workers' cores are resources, too."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for timeline in blocks.timelines:
         for resource, track in timeline.tracks.items():

@@ -37,7 +37,7 @@ from paceline.training.recipes.named import recipe_of, takes_any_data
 from paceline.training.recipes.optimizers import checked_optimizer
 from paceline.training.recipes.recipe import Recipe, built
 
-_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # for synthetic data with ten classes
+_STEPS_AN_EPOCH, _LEAST_SAMPLES = 4, 40  # minimum size of synthetic data, which has ten classes
 _NUM_WARM_UP = 2
 _LEARNING_RATE = 0.01
 SEED = 0  # seed of the weights, the samples and dropout
@@ -129,8 +129,8 @@ class Blocks:
     `plain` and `recorded`: step durations in each unrecorded and each recorded block, in seconds,
     without the block's first step. `spans`: this rank's spans in each recorded block. `timelines`:
     a timeline of all ranks for each recorded block. `processor_s`: processor time of a plain step,
-    averaged over steps and cores. `unrest`: relative spread of the plain steps, that is half
-    their interquartile range, divided by their median. A step's slowest rank determines its time.
+    averaged over steps and cores. `unrest`: half the interquartile range of the plain steps'
+    times, divided by their median; the slowest rank determines a step's time.
     """
 
     plain: list[list[float]] = field(default_factory=list)
@@ -218,7 +218,7 @@ def _memory_alone(
         momentum=state_nbytes,
         features=kept_nbytes(workload.layers),
         inputs=workload.input_nbytes,
-        # replica_nbytes assumes a momentum as large as the gradients; replace it by the real one.
+        # replica_nbytes adds the gradients' size for the momentum; use the real state's size.
         predicted=replica_nbytes(workload) - workload.gradient_nbytes + state_nbytes,
         measured=tracked.peak_nbytes,
     )
@@ -279,8 +279,8 @@ def _block(
 ) -> list[float]:
     """Take a block of steps, and return the durations of its last `size` steps in seconds.
 
-    Before these, the block has `settling` steps that are neither recorded nor timed, and then one
-    step that is not timed. `recorded`: record this step and the timed steps.
+    The block has `settling` warm-up steps, then one step whose end starts the clock, and then the
+    timed steps. `recorded`: record all steps except the warm-up steps.
     """
     training.replica.record(recorder if recorded else None)
     for _ in range(settling):

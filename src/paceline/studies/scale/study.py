@@ -66,7 +66,7 @@ class ScalingStudy:
         return 1 if run.source is Origin.PREDICTED else self.settings.repeats
 
     def repetition(self, run: StudyRun, number: int, folder: Path) -> dict[Origin, RunStep]:
-        """Carry out a run once; return its step by origin (measured, rehearsed or predicted).
+        """Carry out a run once; return its step keyed by origin: measured, rehearsed or predicted.
 
         A child process trains, or rehearses (trains with emulated layers), in a temporary subfolder
         of `folder`. `number`: number of the repetition, from 1. Raises Crashed or InvalidInput if
@@ -101,9 +101,9 @@ class ScalingStudy:
         return RunStep(found.step_s, found.breakdown.seconds, fullest_nbytes, found.range_share)
 
     def cells(self, run: StudyRun, steps: Sequence[Mapping[Origin, RunStep]]) -> list[ScaleCell]:
-        """Compute the cells of a run from the steps of its repetitions."""
+        """Compute a run's cells (epoch results) from the step that each repetition returned."""
         samples = self.settings.samples
-        # By default, the workers share this machine's memory equally.
+        # Unless another machine or device is meant, workers share this machine's memory equally.
         capacity = memory_bytes() / run.workers
         if run.source is Origin.PREDICTED and self.machine is not None:
             capacity = min(device.memory_bytes for device in self.machine.devices)
@@ -116,11 +116,11 @@ class ScalingStudy:
 
 
 def study_of(settings: ScaleSettings) -> ScalingStudy:
-    """Find the device and machine, and build and describe the model, that the settings name.
+    """Find the device and machine of the settings; build and describe the model.
 
     A model trained on random samples has one output for each class. Raises InvalidInput if the
     model cannot be built, if its input shape is unknown, or if the forward pass fails with every
-    batch size. If it fails with only some batch sizes, the study's results for these are errors.
+    batch size. If it fails with only some batch sizes, the study reports errors for these.
     """
     device = None if settings.device is None else find_device(settings.device)
     machine = None if settings.machine is None else find_machine(settings.machine)
@@ -163,12 +163,12 @@ def do_runs(
     folder: Path,
     begin: Callable[[StudyRun], None],
 ) -> Iterator[tuple[StudyRun, list[ScaleCell]]]:
-    """Carry out runs; after each repetition, yield the run and its results (cells) so far.
+    """Carry out runs; after each repetition, yield the run and its finished results (cells).
 
-    There are no cells before the run's last repetition. If the run fails, its cells contain the
-    error. `begin(run)` is called before each repetition. Runs that differ only in the strategy take
-    turns after each repetition, each time in another order. Thus a machine that slows down affects
-    all strategies equally.
+    Before the run's last repetition, the list of cells is empty. If the run fails, its cells
+    contain the error. `begin(run)` is called before each repetition. Runs that differ only in the
+    strategy take turns after each repetition, each time in another order. Thus a machine that slows
+    down affects all strategies equally.
     """
     groups: dict[object, list[StudyRun]] = {}
     for run in todo:
@@ -203,9 +203,9 @@ def usual_folder(settings: ScaleSettings) -> Path:
 def run_study(settings: ScaleSettings, folder: Path, screen: Console) -> ScaleResult:
     """Begin or continue a study until it is complete; write result.json and report.html.
 
-    Cells that `folder` already contains are not measured again. A failed cell has an error.
-    `screen`: console for the progress. Raises InvalidInput if the model, device, machine or folder
-    does not fit the settings, or if all cells fail.
+    Results (cells) that `folder` already contains are not measured again. The cell of a failed run
+    contains the error. `screen`: console for the progress. Raises InvalidInput if the model,
+    device, machine or folder does not fit the settings, or if all cells fail.
     """
     if settings.trains:
         check_gpus(max(point.workers for point in settings.points))
@@ -254,7 +254,7 @@ def _remove_scratch(folder: Path) -> None:
 
 
 def _measure(study: ScalingStudy, journal: Journal, screen: Console) -> None:
-    """Carry out the runs whose results the journal lacks; show progress on `screen`."""
+    """Carry out the runs whose results are not yet in the journal; show progress on `screen`."""
     known = {(cell.point, cell.kind) for cell in journal.cells}
     todo = [run for run in study_runs.runs(study.settings) if not known.issuperset(run.keys)]
     with progress.Progress(

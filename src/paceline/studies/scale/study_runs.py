@@ -20,9 +20,9 @@ from paceline.records.scale import Point, ScaleCell, ScaleSettings
 from paceline.report.format import counted
 
 _PREFIX = "paceline: "
-_FEWEST_STEPS = 5  # steps of a run that is only needed for its prediction, not its time
+_FEWEST_STEPS = 5  # number of steps, if a run is needed only for its prediction
 _LEARNING_RATE = "0.001"  # keeps deep networks from diverging on random samples
-_NOT_PARTS = ("step", "hidden")  # all other keys of `RunStep.parts` are summands of a step
+_NOT_PARTS = ("step", "hidden")  # keys of `RunStep.parts` that are not summands of a step
 
 
 class Crashed(Exception):
@@ -31,11 +31,11 @@ class Crashed(Exception):
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A training, a rehearsal (with emulated layers) or a forecast that finds a step's time.
+    """A run that finds a step's time: a training, a rehearsal (emulated layers) or a forecast.
 
-    A run yields a cell for each point in `points` (strategy, workers, batch size, scaling) and each
-    kind in `kinds`, such as measured. Points of strong and weak scaling share a run if the steps
-    are equal: two workers that share a batch of 32 have 16 samples each.
+    A run yields a result (cell) for each pair of a point in `points` (strategy, workers, batch
+    size, scaling) and a kind in `kinds`, such as measured. Points of strong and weak scaling share
+    a run if the steps are equal: two workers that share a batch of 32 have 16 samples each.
     """
 
     source: Origin
@@ -53,12 +53,12 @@ class StudyRun:
 
     @property
     def keys(self) -> list[tuple[Point, Origin]]:
-        """The point and the kind of each cell that the run yields."""
+        """The (point, kind) pairs of the results (cells) that the run yields."""
         return [(point, kind) for point in self.points for kind in self.kinds]
 
 
 def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
-    """Yield the runs that all cells of a study need, in the order of the cells."""
+    """Yield all runs of a study, in the order of their results (cells)."""
     steps: dict[tuple[str, int, int], list[Point]] = {}
     for point in settings.points:
         steps.setdefault((point.method, point.workers, point.batch_size), []).append(point)
@@ -68,7 +68,7 @@ def runs(settings: ScaleSettings) -> Iterator[StudyRun]:
     if settings.machine is not None:
         kinds[Origin.PREDICTED] = (Origin.PREDICTED,)
     elif Origin.PREDICTED in settings.kinds:
-        # Without --machine, predictions come from the runs that train or rehearse the same steps.
+        # Without --machine, a training or rehearsal of the same steps also yields the prediction.
         first = next(iter(kinds), Origin.MEASURED)
         kinds[first] = (*kinds.get(first, ()), Origin.PREDICTED)
     for (method, workers, batch_size), points in steps.items():
@@ -153,7 +153,7 @@ def answer(arguments: Sequence[str], deadline_s: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunStep:
-    """A step of one repetition of a run: duration, parts in seconds, and a worker's memory.
+    """The step of one repetition: its duration, its parts in seconds, and a worker's memory.
 
     `range_share`: the possible error of a predicted duration, relative to this duration.
     """
@@ -170,16 +170,16 @@ class RunStep:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts as fractions of the step; all but "step" and "hidden" add up to 1."""
+        """The parts as fractions of the step; without "step" and "hidden", they add up to 1."""
         whole = sum(value for name, value in self.parts.items() if name not in _NOT_PARTS)
         return {name: value / whole if whole else 0.0 for name, value in self.parts.items()}
 
 
 def steps_of(result: RunResult) -> dict[Origin, RunStep]:
-    """Return a run's measured or rehearsed step, and the run's predicted step, by origin.
+    """Map origins to a run's steps: the measured or rehearsed step, and the predicted step.
 
-    Both steps of a rehearsal get the plan's memory, because emulated layers do not use the memory
-    of real layers.
+    Both steps of a rehearsal get the predicted memory, because emulated layers do not use the
+    memory of real layers.
     """
     assert result.comparison is not None  # synchronous runs, such as a study's, have one
     assert result.step_s is not None

@@ -27,7 +27,7 @@ class IndexedSamples(ABC):
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
     inputs are float32. Targets are int64 class numbers, or one bool for each label if a sample can
     have several labels. For text, inputs and targets are int64 tokens (length,); the loss ignores
-    the target -100.
+    positions whose target is -100.
     """
 
     @abstractmethod
@@ -113,7 +113,7 @@ def loader(
     if num_workers and isinstance(samples, TensorSamples):
         raise InvalidInput("num_workers", "must be 0 for samples in memory", got=num_workers)
     return DataLoader(
-        cast("TorchDataset[Any]", samples),  # has all methods of TorchDataset that DataLoader calls
+        cast("TorchDataset[Any]", samples),  # `samples` has all methods that DataLoader calls
         batch_sampler=batches,
         collate_fn=_unchanged,  # `__getitems__` already returns a batch
         num_workers=num_workers,

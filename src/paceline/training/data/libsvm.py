@@ -51,7 +51,7 @@ def _content_of(path: Path) -> bytes:
     if path.suffix in _OTHERWISE_COMPRESSED:
         raise InvalidInput(str(path), "must be a text file or a .bz2 file", hint="unpack the file")
     nbytes = path.stat().st_size
-    if not (path.is_file() or path.is_dir()):  # such as a pipe, which would block
+    if not (path.is_file() or path.is_dir()):  # reading a pipe would block
         raise InvalidInput(str(path), "is not a file")
     require_nbytes(nbytes, str(path), "the file", _LESS)
     if path.suffix != ".bz2":
@@ -145,9 +145,9 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
     """Load a file's samples as dense float32 values, without scaling.
 
     The test set is the file PATH.t (for NAME.bz2, the file NAME.t.bz2). If there is no such file,
-    the test set is a fifth of each class's samples, chosen by `seed`. The C labels are replaced by
-    0 to C - 1 in ascending order. `sample_shape` may have more values than the file's highest
-    feature index, because the format omits zeros.
+    the test set is a fifth of each class's samples, chosen by `seed`. The distinct labels are
+    replaced by 0, 1, 2 etc. in ascending order. `sample_shape` may have more values than the file's
+    highest feature index, because the format omits zeros.
     """
     train, bz2 = Path(path), ".bz2" if path.endswith(".bz2") else ""
     test = Path(f"{path.removesuffix(bz2)}.t{bz2}")
@@ -171,8 +171,8 @@ def load_libsvm(path: str, sample_shape: Shape | None, seed: int) -> Dataset:
 def _check_size(files: Sequence[SparseFile], shape: Shape, *, is_stated: bool) -> None:
     """Raise InvalidInput if there are too many features for `shape` or for free memory.
 
-    `is_stated`: the user gave no shape, so `shape` is the file's highest feature index. Then also
-    raises InvalidInput if this index is implausibly large for the file's size.
+    `is_stated`: only the file states the shape, by its highest feature index. Then also raises
+    InvalidInput if this index is implausibly large for the file's size.
     """
     path, num_features = str(files[0].path), files[0].features.shape[1]
     if num_features > prod(shape):

@@ -137,10 +137,10 @@ class BalancedSampler(_Batches):
         self.most: tuple[int | None, ...] = (None,) * world_size if most is None else tuple(most)
         bounds = [batch_size if bound is None else bound for bound in self.most]
         if len(bounds) != world_size or min(bounds) < 0:
-            problem = f"must have {world_size} entries: a rank's largest share (0 or more), or None"
+            problem = f"must have one value for each of {world_size} ranks: 0 or more, or None"
             raise InvalidInput("most", problem, got=list(self.most))
         if sum(bounds) < batch_size:
-            problem = f"must allow the ranks together at least {batch_size} samples, the batch size"
+            problem = f"must add up to at least {batch_size}, the batch size"
             raise InvalidInput("most", problem, got=list(self.most))
         equal = apportion(batch_size, [1.0] * world_size, self.most)
         self._changes: list[tuple[Position, tuple[int, ...]]] = [((0, 0), equal)]
@@ -155,10 +155,10 @@ class BalancedSampler(_Batches):
         """Set each rank's number of samples per batch, from position `first` on.
 
         A position is (number of epochs begun, number of batches drawn in this epoch). If `first` is
-        None, the new shares apply to the next batch drawn. `first` must not be before any rank's
-        current position (attribute `drawn`), which may be ahead of training, as DataLoaders
-        prefetch. All ranks must pass the same arguments. Raises InvalidInput if the
-        shares do not add up to `batch_size`, or if a share exceeds `most`.
+        None, the new shares apply to the next batch drawn. `first` must not be before the position
+        that any rank has already reached (attribute `drawn`). This position may be ahead of
+        training, because DataLoaders prefetch. All ranks must pass the same arguments. Raises
+        InvalidInput if the shares do not add up to `batch_size`, or if a share exceeds `most`.
         """
         if len(shares) != self.world_size or min(shares) < 0 or sum(shares) != self.batch_size:
             problem = f"must be {self.world_size} numbers that add up to {self.batch_size}"
@@ -171,7 +171,7 @@ class BalancedSampler(_Batches):
         if start < self.drawn:
             problem = f"must not be before {self.drawn}, the position that this rank has reached"
             raise InvalidInput("first", problem, got=start)
-        # Forget old changes of the shares; the latest one up to `drawn` still applies, so keep it.
+        # Forget old changes of the shares, except the last one up to `drawn`, which still applies.
         passed = sum(place <= self.drawn for place, _ in self._changes)
         self._changes = [
             *(change for change in self._changes[passed - 1 :] if change[0] < start),

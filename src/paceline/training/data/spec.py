@@ -24,7 +24,7 @@ FORMS = (
 _NUMBER = "[1-9][0-9]{0,8}"
 _SHAPE = re.compile(f"{_NUMBER}(x{_NUMBER})*")
 _OPTION = re.compile(f"(classes|samples)=({_NUMBER})")
-_PATTERN_SIDE = 4  # pixels; patterns are enlarged from this size, so that pooling keeps them
+_PATTERN_SIDE = 4  # pixels; patterns are drawn this small and enlarged, to survive pooling
 
 
 def load_digits(sample_shape: Shape | None, seed: int) -> Dataset:

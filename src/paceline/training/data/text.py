@@ -41,7 +41,7 @@ _LENGTH = 256
 _BYTES = 256  # vocabulary size of text: the number of byte values
 _TEST_SHARE = 20  # one in twenty files or tokens is for testing
 _MOST_TESTED = 128 * 1024
-# Folders to skip in Python's standard library; "test" folders are missing in some distributions.
+# Folders of Python's standard library to skip; some distributions lack the "test" folders.
 _NOT_LIBRARY = frozenset(
     ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 )
@@ -168,7 +168,7 @@ def _length(sample_shape: Shape | None, name: str) -> int:
         return _LENGTH
     if len(sample_shape) != 1:
         problem, got = f"must be a number of tokens for data {name}", shape_text(sample_shape)
-        raise InvalidInput("input_shape", problem, got=got, hint="choose a language model")
+        raise InvalidInput("input_shape", problem, got=got, hint="use a language model here")
     return sample_shape[0]
 
 

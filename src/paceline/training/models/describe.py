@@ -46,15 +46,15 @@ class Lap(NamedTuple):
 
 
 _NOTHING = Lap(Cost(), 0)
-_Laps = Mapping[int, Sequence[Lap]]  # by layer: its parts of backward, one per gradient
+_Laps = Mapping[int, Sequence[Lap]]  # maps a layer to its laps of backward, one per gradient
 
 
 @dataclass
 class _Step:
     """The measurements of one training step; layers are indices into `layers_of(model)`.
 
-    `forward`, `activation_nbytes`, `kept_nbytes`: values by layer, in the order of the layers'
-    first calls. `ready`: an ordered set of the (layer, parameter) pairs whose gradients are
+    `forward`, `activation_nbytes`, `kept_nbytes`: map each layer to its value, in the order of
+    the layers' first calls. `ready`: its keys are the (layer, parameter) pairs whose gradients are
     complete, the earliest first. `laps`: for each gradient, its layer and the cost of backward
     since the previous gradient.
     """
@@ -75,7 +75,7 @@ class _Step:
         self.forward[index] = _NOTHING
 
     def end_segment(self, counter: "CostCounter") -> None:
-        """Assign the costs since the last segment to the layer entered last."""
+        """Assign the costs of the segment that ends to the most recently entered layer."""
         current = next(reversed(self.forward), 0)  # the first layer, if no layer was entered
         self.forward[current] = counter.lap()
 
@@ -87,7 +87,7 @@ class _Step:
         self.laps.append((index, counter.lap()))
 
     def backward(self) -> _Laps:
-        """Return each layer's parts of backward; a part ends when a gradient is ready."""
+        """Return each layer's laps of the backward pass; they end with its last gradient."""
         stops = {layer: number for number, (layer, _) in enumerate(self.laps, 1)}
         found, start = dict[int, list[Lap]](), 0
         for layer, stop in sorted(stops.items(), key=lambda one: one[1]):
@@ -192,7 +192,7 @@ def _run(model: nn.Module, batch: Any) -> _Step:
     counter.lap()
     with counter:
         torch.autograd.backward(trained, gradients)
-    if step.laps:  # count the work after the last gradient for this gradient's layer
+    if step.laps:  # the layer of the last gradient also gets the remaining work
         step.laps.append((step.laps[-1][0], counter.lap()))
     step.kept_nbytes = {index: activations.kept_nbytes(i) for i, index in segments}
     return step
@@ -238,11 +238,11 @@ def _kind_of(module: nn.Module) -> str:
 
 
 def _working(layers: Sequence[LayerModule], step: _Step, backward: _Laps) -> dict[int, int]:
-    """Return each layer's peak of live tensor bytes, minus kept tensors and gradients.
+    """Return each layer's peak of live tensor bytes, without kept tensors and gradients.
 
-    The peak is the larger of the peaks in the layer's forward and backward segments. Kept tensors
-    are those of this layer and of layers whose backward comes later. Gradients are those of this
-    layer and of layers whose backward came earlier.
+    The peak is the larger of the peaks in the layer's forward and backward segments. From it are
+    subtracted the kept tensors of this layer and of layers whose backward comes later, and the
+    gradients of this layer and of layers whose backward came earlier.
     """
     working: dict[int, int] = {}
     held, gradients = sum(step.kept_nbytes.values()), 0
@@ -289,7 +289,7 @@ class CostCounter(TorchDispatchMode):
         self._counted += Cost(flops, nbytes, int(not allocates(func)))
         self.activations.made(outputs)
         self.alive.made(outputs, inputs)
-        # A sum of gradients takes no memory: without this dispatch mode, autograd adds in place.
+        # In real training, a sum of gradients takes no memory, because autograd adds in place.
         in_place = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0
         if not in_place:
             self.alive.update_peak(workspace_nbytes(func, args))

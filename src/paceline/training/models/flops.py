@@ -107,7 +107,7 @@ def _base_name(func: OpOverload) -> str:
 
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
-    """Count each required gradient: input and weight cost as much as forward, bias a sum."""
+    """Count required gradients; input and weight cost as much as forward, the bias costs a sum."""
     gradient, x, weight = args[:3]
     transposed, mask = args[7], args[10]
     pixels = (x if transposed else gradient).shape[2:]
@@ -121,7 +121,7 @@ def _pool(args: Sequence[Any], out: Any) -> int:
 
 
 def _window(size: Sequence[int], dim: int) -> int:
-    # A single size applies to all sides; `dim` also counts the batch and channel dimensions.
+    # A single number is the size of each of the `dim` - 2 sides (without batch and channels).
     return prod(size) if len(size) > 1 else int(size[0]) ** (dim - 2)
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _aten = torch.ops.aten
 _FLASH = 1  # returned by torch._fused_sdp_choice for the fused kernel
-_registration = RLock()  # one thread registers at a time: PyTorch refuses a second kernel
+_registration = RLock()  # one thread at a time: PyTorch refuses to register a kernel twice
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def cut(model: nn.Module, inputs: Any, first: str) -> Halves:
         model.train()
         halves = (model, nn.Identity()) if is_whole else _halves(model, inputs, first, apart)
         body, head = halves
-        for name in _shared(model, body, head):  # each half would train its own copy
+        for name in _shared(model, body, head):  # the halves would train separate copies
             raise _refused(apart, f"layers before and after the cut use {name!r}", hint=UNTIE)
         if not trainable(body):
             raise _refused(apart, "no layer before the cut is trainable")
@@ -237,7 +237,7 @@ def _uses(node: fx.Node, layer: str) -> bool:
 
 
 def _crossing(nodes: Sequence[fx.Node], border: int, refusal: str) -> fx.Node:
-    """Return the body's node that the head uses; raise InvalidInput unless there is exactly one.
+    """Return the body's node whose value the head uses; raise InvalidInput for none or several.
 
     `border`: index in `nodes` of the head's first node. `refusal`: the beginning of errors.
     """
@@ -309,7 +309,7 @@ def traced(model: nn.Module, inputs: Any, first: nn.Module) -> list[fx.Node]:
     with _tracing:
         nodes = list(_Around(inputs, model, first).trace(model).nodes)
     for node in nodes:
-        node.meta.pop("is_wrapped", None)  # otherwise, the halves' code would call torch.fx.wrap
+        node.meta.pop("is_wrapped", None)  # keep torch.fx.wrap out of the halves' code
     # Leave out unused calls of size(), which `_Input.shape` has recorded.
     return [one for one in nodes if (one.op, one.target) != ("call_method", "size") or one.users]
 
@@ -349,7 +349,7 @@ class _Around(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[[nn.Module], Any], list[nn.Module]]:
-        """Return a function that calls a model with placeholders, and the function's arguments."""
+        """Return a function, which calls a model with placeholders, and its list of arguments."""
         placeholders = [
             _Input(self.create_node("placeholder", f"input_{i}", (), {}), self, tensor.shape)
             for i, tensor in enumerate(self._tensors)

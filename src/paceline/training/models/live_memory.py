@@ -30,7 +30,7 @@ class LiveMemory:
     def __init__(self) -> None:
         self.nbytes = 0
         self.peak_nbytes = 0
-        # Store the weak references: a weak reference that is deleted would never call `_gone`.
+        # Keep the weak references: only a reference that still exists can call `_gone`.
         self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
 
     def made(self, tensors: Sequence[Tensor], inputs: Sequence[Tensor] = ()) -> None:
@@ -99,7 +99,7 @@ class SegmentActivations:
         self._kept: dict[int, dict[StorageWeakRef, int]] = defaultdict(dict)
 
     def read(self, tensors: Sequence[Tensor], outside: bool = False) -> None:
-        """Record that the current segment reads tensors; if `outside`, the model's caller does."""
+        """Record that the current segment or, if `outside`, the model's caller reads tensors."""
         for tensor in tensors:
             storage = storage_of(tensor)
             maker = None if storage is None else self._maker.get(storage)
@@ -122,7 +122,7 @@ class SegmentActivations:
     def nbytes(self, segment: int) -> int:
         """Return the bytes made by `segment` and read by later segments or the model's caller.
 
-        Overlapping parts of a storage count as at most the size of the storage.
+        Parts of one storage may overlap; together, they count as at most the storage's size.
         """
         sizes: dict[StorageWeakRef, int] = defaultdict(int)
         for (storage, _, _), (nbytes, limit) in self._read[segment].items():

@@ -156,8 +156,8 @@ class SigmoidMLP(nn.Sequential):
                 # A sigmoid's slope is at most 1/4, so the weights are larger than for ReLU.
                 nn.init.normal_(layer.weight, std=_SIGMOID_GAIN / sqrt(layer.in_features))
                 with torch.no_grad():
-                    # Make each unit's weights add up to zero. This cancels the inputs' mean of 1/2,
-                    # which is equal for all samples.
+                    # Make each unit's weights add up to zero. This cancels the mean of the inputs,
+                    # which is about 1/2 after sigmoids.
                     layer.weight -= layer.weight.mean(1, keepdim=True)
 
 

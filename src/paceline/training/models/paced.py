@@ -32,7 +32,7 @@ from paceline.core.workload import Layer, Workload
 from paceline.training.models.halves import Halves
 from paceline.training.models.layers import ROOT, LayerModule, layers_of
 
-QUEUED_S = 1e-3  # duration of the work in a GPU's queue: tens of kernels of 10 us or more
+QUEUED_S = 1e-3  # work that a GPU's queue holds: tens of kernels of 10 us or more
 
 
 class _PhaseClock:
@@ -45,7 +45,7 @@ class _PhaseClock:
         self._deadline = self._woke = time.monotonic()
 
     def resume(self) -> None:
-        """Restart the timing of CPU work: the next `spend` ignores the work since `begin`."""
+        """Forget the CPU work so far, so that it does not make the next `spend` late."""
         self._woke = time.monotonic()
 
     def spend(self, seconds: float) -> None:
@@ -147,8 +147,8 @@ class PacedModel(nn.Module):
         if number == self._backward_order[0]:
             self._clock.begin()
         self._clock.spend(self._paced[number].backward_s)
-        # Return new tensors, because autograd copies a gradient that is referenced elsewhere. For
-        # zeros, aliases suffice; other values are cloned, because an exchange may overwrite them.
+        # Return new tensors, because autograd copies a gradient that is referenced elsewhere. They
+        # are aliases of zeros, or clones of other values, which an exchange may overwrite.
         hand_out = torch.clone if self._gradient_like else Tensor.detach
         return map(hand_out, self._paced[number].gradients)
 
@@ -188,7 +188,7 @@ class PacedWhole(nn.Module):
 
     def __init__(self, body: PacedModel, head: PacedModel) -> None:
         super().__init__()
-        # List the layers of body and head, because training calls these modules, not this model's.
+        # Training calls body and head, not this model, so list the layers of body and head.
         self.layers: tuple[LayerModule, ...] = (*layers_of(body), *layers_of(head))
         for name, parameter in chain(body.named_parameters(), head.named_parameters()):
             *path, own = name.split(".")
@@ -205,7 +205,7 @@ def _submodule(module: nn.Module, path: Sequence[str], make: Callable[[], nn.Mod
 
 
 class _ZeroGradients(torch.autograd.Function):
-    """Passes on the scores, and in backward their gradient; the activations' gradient is zero."""
+    """Passes the scores through unchanged, and gives the activations a gradient of zeros."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, activations: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class Stretched:
         self._handles, self._nodes = [], []
 
     def _pay(self, *_: Any) -> None:
-        """Sleep until a layer has taken `factor` times as long; then time the next layer."""
+        """Sleep, so that the layer takes `factor` times as long; then time the next layer."""
         now = time.monotonic()
         if self._since is not None:
             self._owed_s += (self._factor - 1) * (now - self._since)

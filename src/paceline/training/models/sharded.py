@@ -50,7 +50,7 @@ class Sharding:
 
     @classmethod
     def even(cls, num_outputs: int, workers: int) -> Self:
-        """Divide outputs evenly among workers; the first ranks get one more if there is a rest."""
+        """Divide outputs evenly among workers; a remainder goes to the first ranks, one each."""
         return cls(apportion(num_outputs, [1.0] * workers))
 
     @property
@@ -79,7 +79,7 @@ def build_sharded(build: Build, shards: Mapping[str, Shard], seed: int) -> nn.Mo
             model = build()
         _cut(model, shards, mode)
     except Exception:
-        if not mode.was_read:  # otherwise, _WholeTensorRead is the cause, perhaps wrapped
+        if not mode.was_read:  # the cause is not _WholeTensorRead, wrapped or not
             raise
         torch.manual_seed(seed)
         model = build()

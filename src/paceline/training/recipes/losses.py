@@ -66,7 +66,7 @@ def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) ->
     num_dims = targets.ndim if has_labels else targets.ndim + 1
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
         shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
-        is_of_samples = num_dims == 2  # scores (N, C) per sample, not per token
+        is_of_samples = num_dims == 2  # whether scores are per sample (N, C), not per token
         wanted = "(batch, classes)" if is_of_samples else "(batch, tokens, vocabulary)"
         raise InvalidInput(f"model {name}", f"must return scores of shape {wanted}", got=shape)
     given = outputs.shape[-1]

@@ -132,7 +132,7 @@ def _of_user(name: str) -> Recipe | None:
 
 
 def recipe_of_data(data: Dataset) -> Recipe:
-    """Return a recipe with an empty model; the data's dtypes select the loss and score."""
+    """Return a recipe for `data`, with a matching loss and score but an empty model."""
     inputs, targets = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy

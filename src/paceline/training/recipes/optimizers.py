@@ -19,7 +19,7 @@ from paceline.core.names import did_you_mean, not_known
 from paceline.core.settings import TrainSettings
 from paceline.training.recipes.recipe import OptimizerFactory, ScheduleFactory
 
-_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # settings by optimizer argument
+_SETTING_OF = {"lr": "learning_rate", "momentum": "momentum"}  # optimizer arguments to settings
 _CLOSURE = "requires a closure, which computes the loss several times in a step"
 _SPARSE = "requires sparse gradients, but exchanged gradients are dense"
 _ANYTHING = inspect.Parameter.VAR_KEYWORD
@@ -227,7 +227,7 @@ def schedule_of(name: str, warmup_steps: int) -> ScheduleFactory:
                 return (step + 1) / warmup_steps
             return share(min(1.0, (step - warmup_steps) / (num_steps - warmup_steps)))
 
-        with blaming("schedule", f"{name} failed"):  # if the optimizer is not a torch Optimizer
+        with blaming("schedule", f"{name} failed"):  # LambdaLR requires a torch Optimizer
             return LambdaLR(optimizer, factor)
 
     return make

@@ -22,7 +22,7 @@ from paceline.training.recipes.losses import check_classes
 Loss = Callable[[Any, Any], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer, int], LRScheduler]
-NAMELESS = "the recipe"  # stands in errors for the name of a nameless recipe
+NAMELESS = "the recipe"  # name of a nameless recipe in errors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,7 +77,7 @@ class Recipe:
         return self.first(num_samples).inputs
 
     def target_nbytes(self, num_samples: int) -> int | None:
-        """Return the size of `num_samples` targets in bytes; None if targets are class numbers."""
+        """Return the bytes of `num_samples` targets; None for class numbers, as in `Workload`."""
         leaves = tree_leaves(self.first(1).targets)
         kinds = [(leaf.ndim, leaf.dtype) for leaf in leaves]
         if self.num_classes is not None and kinds == [(1, torch.int64)]:
