@@ -33,8 +33,7 @@ class LayerMarks:
     """Records a clock mark when each layer is called, and when its gradients are ready."""
 
     def __init__(self, layers: Sequence[LayerModule], clock: Clock) -> None:
-        self.clock = clock
-        self._layers = layers
+        self.clock, self._layers = clock, layers
         self._hooks: list[RemovableHandle] = []
         self.names = tuple(layer.name for layer in layers)
         self.forward: Borders = []
