@@ -46,7 +46,9 @@ class ConnectingWorkers(Record, ABC):
 class WorkerProcessSettings(ConnectingWorkers):
     """Settings of `paceline worker`, and of the worker processes that a hub starts."""
 
-    workers: Numbers = Field((0, 1), description="Numbers of the workers that this process runs.")
+    workers: Numbers = Field(
+        (0, 1), description="Which workers this process runs, by their numbers."
+    )
     device: str | None = Field(
         None, description="Device, such as cpu or cuda:0. Default: a GPU if there is one."
     )

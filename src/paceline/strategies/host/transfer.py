@@ -287,8 +287,8 @@ class DeviceTransfer:
         """Wait until the threads and copies of a discarded step have ended."""
         self._join(self._posted)
         self._join(self._fetched)
-        # Wait for copies back to the GPU, which could overwrite the next step's gradients in the
-        # buffer. Copies to the host have ended, because the posting thread waits for each.
+        # Wait for copies of sums back to the GPU: a late copy would overwrite the next step's
+        # gradients. Copies to the host have ended, because the posting thread waits for each.
         self._to_device.synchronize()
 
     def _join(self, calls: list[Future[None]]) -> BaseException | None:

@@ -270,7 +270,7 @@ class _WindowTasks:
         lane, on = Resource(hub.name, Lane.DOWNLOAD), self._computing[hub.name]
         *_, there = stages(machine, server, hub, lane, head)
         back, *_ = stages(machine, hub, server, lane, head)
-        return {  # each copy blocks the hub's thread, and so its computation
+        return {  # these copies of the head block the hub's thread, so it cannot compute
             Purpose.HEAD_PARAMETERS: (there._replace(on=(*on, *there.on)),),
             Purpose.HEAD_GRADIENTS: (back._replace(on=(*on, *back.on)),),
         }

@@ -40,7 +40,7 @@ class ChildSettings(ConnectingWorkers):
     gather: int | None = Field(
         None,
         ge=1,
-        description="Send the parent the mean gradients of this many workers' steps at a time. "
+        description="How many steps of workers make one mean gradient for the parent hub. "
         "Default: --workers.",
     )
     parent_keys: Path | None = Field(
