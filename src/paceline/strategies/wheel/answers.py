@@ -106,7 +106,8 @@ class Gate:
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
-    `waiting`: requests that had to wait; the hub tries to execute them again after each event.
+    `waiting`: requests that had to wait; the hub executes them again after events that may end the
+    wait, and a few times a second.
     `profiles`: the measured speed of each worker's device. `trace`: the recorded computation and
     messages of finished workers. `recorders`: record the hub's computation, one per worker.
     `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
