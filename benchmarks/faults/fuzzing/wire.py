@@ -128,7 +128,7 @@ def _record(data: bytes, folder: Path) -> object:
         case 1:
             return _wheel_gate().profile(message)
         case 3:
-            return ChildProgress.read(memoryview(text), _NUM_STEPS)
+            return ChildProgress.read(memoryview(text), _NUM_STEPS, _NUM_STEPS)
     done = Message("done", _NUM_STEPS, parts=(WheelTrace().as_json(), text))
     return _wheel_gate().done(_WORKER, done, is_child=True)
 

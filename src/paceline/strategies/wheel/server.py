@@ -170,6 +170,10 @@ class ParameterServer:
         """Return whether `config.staleness` allows the worker to begin this step now."""
         return self.workers.may_begin(worker, step)
 
+    def epoch_of(self, step: int) -> int:
+        """Return the number of the epoch to which a step belongs."""
+        return step // self._steps_per_epoch
+
     def body_parameters(self) -> tuple[int, Tensor]:
         """Return the number of updates so far, and a copy of the body's parameters as a vector."""
         return self.version, tensor_parts.flatten(self._body)
@@ -227,10 +231,10 @@ class ParameterServer:
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
-        losses = {step // self._steps_per_epoch: half.loss}
-        own.complete(step + 1)
+        losses = {self.epoch_of(step): half.loss}
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, [*of_body, *half.gradients], losses)
+        own.complete(step + 1)
         return losses
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
@@ -244,8 +248,8 @@ class ParameterServer:
         with naming(who):
             gradients = tensor_parts.views(mean.vector, self.parameters)
         self.checks.gradients(who, "child hub's gradients", worker, [mean.vector])
-        own.complete(step, below)
         self._apply(mean.version, gradients, mean.losses)
+        own.complete(step, below)
 
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]
