@@ -1,6 +1,7 @@
 """The hub's checks of requests, the bound of staleness, and the group of workers."""
 
 import json
+import tracemalloc
 from itertools import product
 from math import nan
 from types import SimpleNamespace
@@ -141,6 +142,16 @@ def test_a_list_of_invalid_items_has_few_errors(kind: type, record: str):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_json(record)
     assert caught.value.error_count() < 10
+
+
+def test_errors_of_missing_fields_do_not_each_copy_the_record():
+    record = b'{"below":[%s[]]}' % (b"[]," * 100_000)
+    tracemalloc.start()
+    with refused("profile"):
+        read_peer_record(TypeAdapter(DeviceProfile), record, "profile")
+    _, peak_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_nbytes < 40 * len(record)
 
 
 def test_a_record_of_too_many_bytes_is_refused_before_it_is_copied():

@@ -96,7 +96,13 @@ def read_peer_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     if memoryview(data).nbytes > _MOST_PEER_NBYTES or bytes(data).count(b":") > _MOST_PEER_FIELDS:
         problem = f"must have at most {_MOST_PEER_NBYTES:,} bytes and {_MOST_PEER_FIELDS:,} fields"
         raise InvalidInput(what, problem)
-    return read_record(kind, data, what)
+    try:
+        # Errors keep their input: refer to one parsed record instead of converting it for each.
+        return kind.validate_python(from_json(bytes(data)))
+    except ValidationError as error:
+        raise InvalidInput(what, first_fault(error)) from None
+    except ValueError as error:
+        raise InvalidInput(what, f"is not JSON: {error}") from None
 
 
 def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:

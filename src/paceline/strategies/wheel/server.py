@@ -140,7 +140,7 @@ class ParameterServer:
         self.watch: Watch = lambda *_: nullcontext()
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
-        self._steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self._decay = config.staleness_decay
         is_clipped = learning.clip_norm is not None
         self.checks = ValueChecks(
@@ -169,10 +169,6 @@ class ParameterServer:
     def may_begin(self, worker: int, step: int) -> bool:
         """Return whether `config.staleness` allows the worker to begin this step now."""
         return self.workers.may_begin(worker, step)
-
-    def epoch_of(self, step: int) -> int:
-        """Return the number of the epoch to which a step belongs."""
-        return step // self._steps_per_epoch
 
     def body_parameters(self) -> tuple[int, Tensor]:
         """Return the number of updates so far, and a copy of the body's parameters as a vector."""
@@ -231,7 +227,7 @@ class ParameterServer:
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
-        losses = {self.epoch_of(step): half.loss}
+        losses = {step // self.steps_per_epoch: half.loss}
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, [*of_body, *half.gradients], losses)
         own.complete(step + 1)

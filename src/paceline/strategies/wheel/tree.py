@@ -13,6 +13,7 @@ updates at the root.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Annotated
 
 from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
@@ -55,10 +56,10 @@ class ChildProgress(Record):
     def read(cls, data: memoryview, num_steps: int, num_epochs: int) -> "ChildProgress":
         """Decode a child hub's progress; InvalidInput or NonFinite for wrong values."""
         found = read_peer_record(TypeAdapter(cls), data, "progress")
-        if max(found.next_steps, default=0) > num_steps:
-            raise InvalidInput("progress", f"must have steps from 0 to {num_steps}")
-        if max(dict(found.losses), default=0) >= num_epochs:
-            raise InvalidInput("progress", f"must have epochs below {num_epochs}")
+        step, epoch = max(found.next_steps, default=0), max(dict(found.losses), default=0)
+        if step > num_steps or epoch >= num_epochs:
+            problem = f"must have steps up to {num_steps}, and epochs below {num_epochs}"
+            raise InvalidInput("progress", problem)
         for _, loss in found.losses:
             if abs(loss.total) > LARGEST_LOSS * max(1, loss.num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
@@ -114,7 +115,7 @@ class ChildHubs:
         Raises InvalidInput or NonFinite for wrong values.
         """
         gradients, told, buffers = tensor_parts.parts_of(message, 3)
-        num_epochs = self._server.epoch_of(self._num_steps - 1) + 1
+        num_epochs = ceil(self._num_steps / self._server.steps_per_epoch)
         progress = ChildProgress.read(told, self._num_steps, num_epochs)
         losses, values = dict(progress.losses), self._server.vector_in(gradients)
         mean = GradientSum(values, message.version, losses=losses)
