@@ -232,7 +232,10 @@ def test_probes_are_of_a_bounded_size_and_number():
         assert asks(turns, 0, 1000)
     with refused("probe"):
         asks(turns, 0)
-    turns.end(0)  # as if it had reconnected
+    turns.end(0)  # its profile has arrived
+    with refused("probe"):
+        asks(turns, 0)
+    turns.forget(0)
     assert asks(turns, 0)
 
 

@@ -123,5 +123,9 @@ def test_invalid_progress_is_refused(change: dict[str, object]):
     with refused("resume") as caught:
         load(kept, mlp(), LAYOUT)
     assert f"server.json: {next(iter(change))}" in str(caught.value)
+    fewer = saved(mlp())
+    fewer.parts["server"]["workers"].pop()
+    with refused("resume"):
+        load(fewer, mlp(), LAYOUT)
     with refused("resume"):
         load(State({}, {"progress": {"strategy": "host"}}), mlp(), LAYOUT)

@@ -1,6 +1,7 @@
 """The hub's checks of requests, the bound of staleness, and the group of workers."""
 
 import json
+import tracemalloc
 from itertools import product
 from math import nan
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ from typing import Self
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import WorkerLost
 from paceline.core.machine import DeviceKind
 from paceline.core.plan import Kind
+from paceline.core.reading import read_peer_record
 from paceline.core.timeline import Span
 from paceline.measure.device_profile import DeviceProfile, HubLink
 from paceline.record.worker_trace import MessageTime, Trace
@@ -125,6 +128,39 @@ def test_a_record_with_many_unknown_fields_is_refused_without_an_error_for_each(
     with refused("profile") as caught:
         gate.profile(of(Topic.PROFILE, f"{{{fields}}}".encode()))
     assert "50,000 fields" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        (DeviceProfile, '{"below":[%s{}]}' % ("{}," * 100_000)),
+        (Trace, '{"spans":[["load",0,"",0,[%s1],0.0,1.0]]}' % ("1," * 100_000)),
+    ],
+)
+def test_a_list_of_invalid_items_has_few_errors(kind: type, record: str):
+    """Each error needs a kilobyte of memory."""
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_json(record)
+    assert caught.value.error_count() < 10
+
+
+def test_errors_of_missing_fields_do_not_each_copy_the_record():
+    record = b'{"below":[%s[]]}' % (b"[]," * 100_000)
+    tracemalloc.start()
+    with refused("profile"):
+        read_peer_record(TypeAdapter(DeviceProfile), record, "profile")
+    _, peak_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_nbytes < 40 * len(record)
+
+
+def test_a_record_of_too_many_bytes_is_refused_before_it_is_copied():
+    class Uncopied(bytearray):
+        def __bytes__(self) -> bytes:
+            raise AssertionError("copied")
+
+    with refused("trace"):
+        read_peer_record(TypeAdapter(Trace), Uncopied(2**25 + 1), "trace")
 
 
 def test_a_message_has_one_part(gate):

@@ -57,8 +57,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that ends because no worker trains, although heartbeats continue."""
+def idle(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that serves nobody; its heartbeats ignore the test's clock."""
     monkeypatch.setattr(module_of_hub, "Server", lambda *of, clock, **more: Server(*of, **more))
     recipe, cpu = recipe_in(SPEC), torch.device("cpu")
     model, halves = model_and_halves(SPEC, recipe, cpu)
@@ -68,13 +68,18 @@ def hub(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server = ParameterServer(model, halves, optimizer, SPEC.config, checks_values=False)
     with ExitStack() as stack:
         log = EpochLog(job, Mock())
-        hub = Hub(stack, SETTINGS, "trials", job, server, log, clock=clock)
-        serving = beside(lambda: (hub.wait_for_workers(), hub.train()))
-        yield hub
-        until(lambda: not server.workers.live)
-        clock.now_s += WAIT_S + 0.1
-        with pytest.raises(WorkerLost):
-            serving.result(DEADLINE_S)
+        yield Hub(stack, SETTINGS, "trials", job, server, log, clock=clock)
+
+
+@pytest.fixture
+def hub(idle: Hub, clock: Clock) -> Iterator[Hub]:
+    """A hub that ends because no worker trains, although heartbeats continue."""
+    serving = beside(lambda: (idle.wait_for_workers(), idle.train()))
+    yield idle
+    until(lambda: not idle._server.workers.live)
+    clock.now_s += WAIT_S + 0.1
+    with pytest.raises(WorkerLost):
+        serving.result(DEADLINE_S)
 
 
 def client(hub: Hub, worker: int) -> Client:
@@ -144,3 +149,15 @@ def test_values_that_are_not_finite_end_the_run_only_if_no_worker_has_sent_other
             first.request(request).result()
         assert second.request(nan).result().topic == REFUSED
         assert first.request(finite).result().topic == Topic.AGAIN
+
+
+def test_the_last_epoch_is_tested_if_the_last_worker_is_overdue(idle: Hub, clock: Clock):
+    workers = idle._server.workers
+    for worker in (0, 1):
+        workers.add(worker)
+    workers.of(0).complete(SPEC.num_steps)
+    idle.group.finish(0)
+    idle.group.deadline.replied(1)
+    clock.now_s += 101.0
+    idle.train()
+    assert (len(idle.group.lost), len(idle.log.epochs)) == (1, 1)

@@ -9,19 +9,23 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
+from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.server import ParameterServer
-from paceline.strategies.wheel.tree import ChildHubs, ParentReply
+from paceline.strategies.wheel.tree import ChildHubs, ChildReport, ParentHub, ParentReply
 from paceline.training.models.halves import cut
+from refusals import refused
 
 CASE, CUT, DEADLINE_S = CASES["mlp"], "layers.3", 20.0
 EPOCH, STEPS = 4, 40
@@ -207,7 +211,8 @@ SPOILT = [
     lambda parts: spoilt(parts, 0, parts[1]),
     lambda parts: spoilt(parts, 1, parts[1][:-1]),
     *(lambda parts, row=row: spoilt(parts, 1, progress(*row)) for row in ROWS),
-    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [0] * 1001)),
+    lambda parts: spoilt(parts, 1, progress(STEPS, 4, 1.0)),
+    lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [0] * (10**6 + 1))),
     lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [STEPS + 1])),
     lambda parts: spoilt(parts, 1, progress(0, 4, 1.0, [-1])),
     lambda parts: spoilt(parts, 0, struct.pack("d", math.nan) + bytes(parts[0])[8:]),
@@ -229,6 +234,58 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
             uplink.children.update(0, wrong)
     assert equal(values(root.model), before)
     assert root.version == 0
+
+
+def below(child: ChildServer, uplink: Direct, *rows: list[list[Any]]) -> None:
+    """Let worker 1, a child hub of `child`, send mean gradients of zero with losses by epoch."""
+    uplink.children = ChildHubs(uplink.server, 10**6)
+    mean = tensor_parts.part_of(torch.zeros_like(tensor_parts.flatten(child.parameters)))
+    for losses in rows:
+        told = json.dumps({"losses": losses, "next_steps": [1]}).encode()
+        parts = (mean, told, tensor_parts.buffers_of(child.model))
+        ChildHubs(child, 10**6).update(1, Message("", 1, child.version, parts=parts))
+
+
+def test_losses_of_too_many_epochs_are_refused_before_they_are_in_the_sum():
+    root, child, uplink, (hand, _) = tree(2)
+    rows = [[epoch, {"num_samples": 4, "total": 1.0}] for epoch in range(20_000)]
+    below(child, uplink, rows[:10_000])
+    child.workers.of(1).next_step = 0
+    with refused("losses"):
+        below(child, uplink, rows[10_000:])
+    assert child.workers.of(1).next_step == 0
+    hand.step(0, *next(batches(CASE, 1)))
+    land(child)
+    assert root.version == 1
+
+
+@pytest.mark.parametrize(("num_samples", "total"), [(2**53 - 1, -1e27), (0, 1e12)])
+def test_a_liars_losses_end_neither_a_child_hub_nor_another_worker(num_samples: int, total: float):
+    root, child, uplink, (hand, _) = tree(3)
+    row = [1, {"num_samples": num_samples, "total": total}]
+    below(child, uplink, [row], [row])
+    hand.step(0, *next(batches(CASE, 1)))
+    land(child)
+    assert root.version == 1
+
+
+def test_a_child_hub_may_have_as_many_workers_as_a_run_with_many():
+    root, child, _, hands = tree(1, num_workers=1001)
+    hands[0].step(0, *next(batches(CASE, 1)))
+    land(child)
+    assert len(root.workers.of(0).below) == 1001
+
+
+def test_a_report_has_numbers_of_64_bits_and_a_parents_steps_are_checked():
+    told = b'{"nbytes": {}, "planned_nbytes": {}, "num_pushed": %d}'
+    assert ChildReport.model_validate_json(told % (2**63 - 1)).num_pushed == 2**63 - 1
+    with pytest.raises(ValidationError):
+        ChildReport.model_validate_json(told % 10**400)
+    client = Mock()
+    for steps in (b"[-1]", b'["a"]', b"3"):
+        client.request().result.return_value = Message("begin", parts=(memoryview(steps),))
+        with refused("steps"):
+            ParentHub(client, "{}").begin(0)
 
 
 CHILD = ("hub", "--parent", "tcp://127.0.0.1:1", "--listen", "tcp://127.0.0.1:0")

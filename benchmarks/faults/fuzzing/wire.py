@@ -100,7 +100,7 @@ def _record_seeds(folder: Path) -> list[bytes]:
     span = Span(Kind.FORWARD, 3, "layer", 1, (Resource("cpu0", Lane.COMPUTE),), 0.1, 0.2, None, 8)
     texts = [
         WheelTrace([span], [MessageTime("labels", _WORKER, 2, 1.0)]).as_json().decode(),
-        DeviceProfile(**_profiled()).model_dump_json(),
+        DeviceProfile(**_profiled(), below=(DeviceProfile(**_profiled()),)).model_dump_json(),
         ChildReport(
             nbytes={Purpose.LABELS: 8}, planned_nbytes={Purpose.LABELS: 8}, num_pushed=1
         ).model_dump_json(),
@@ -128,7 +128,7 @@ def _record(data: bytes, folder: Path) -> object:
         case 1:
             return _wheel_gate().profile(message)
         case 3:
-            return ChildProgress.read(memoryview(text), _NUM_STEPS)
+            return ChildProgress.read(memoryview(text), _NUM_STEPS, _NUM_STEPS)
     done = Message("done", _NUM_STEPS, parts=(WheelTrace().as_json(), text))
     return _wheel_gate().done(_WORKER, done, is_child=True)
 

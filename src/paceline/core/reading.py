@@ -87,13 +87,22 @@ def read_finite_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
 
 
 def read_peer_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
-    """Parse and validate a JSON record from a peer; InvalidInput also for a very large record."""
-    text = bytes(data)
-    # pydantic makes an error of 1,400 bytes for each unknown field, so refuse too many fields.
-    if len(text) > _MOST_PEER_NBYTES or text.count(b":") > _MOST_PEER_FIELDS:
+    """Parse and validate a JSON record from a peer; InvalidInput also for a very large record.
+
+    pydantic keeps an error of 1,400 bytes for each unknown field, so limit the fields; lists in
+    `kind` must use FailFast for the same reason.
+    """
+    # Test the size before `bytes`, which copies.
+    if memoryview(data).nbytes > _MOST_PEER_NBYTES or bytes(data).count(b":") > _MOST_PEER_FIELDS:
         problem = f"must have at most {_MOST_PEER_NBYTES:,} bytes and {_MOST_PEER_FIELDS:,} fields"
         raise InvalidInput(what, problem)
-    return read_record(kind, text, what)
+    try:
+        # Errors keep their input: refer to one parsed record instead of converting it for each.
+        return kind.validate_python(from_json(bytes(data)))
+    except ValidationError as error:
+        raise InvalidInput(what, first_fault(error)) from None
+    except ValueError as error:
+        raise InvalidInput(what, f"is not JSON: {error}") from None
 
 
 def validated(kind: type[_T], values: Any, prefix: str = "") -> _T:

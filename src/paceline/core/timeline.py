@@ -7,7 +7,9 @@ from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from statistics import quantiles
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import FailFast
 
 from paceline.core.plan import Kind, Resource, TaskId
 
@@ -27,7 +29,7 @@ class Span(NamedTuple):
     step: int
     part: str
     worker: int | None
-    on: tuple[Resource, ...]
+    on: Annotated[tuple[Resource, ...], FailFast()]  # a worker sends spans: keep only one error
     start_s: float
     end_s: float
     sub_batch: int | None = None

@@ -77,7 +77,7 @@ class DeviceProfile(Record):
     unrest: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     copy_bytes_per_s: PerSecond | None = None
     link: HubLink | None = None
-    below: Annotated[tuple["DeviceProfile", ...], Field(max_length=_MOST_BELOW)] = ()
+    below: Annotated[tuple["DeviceProfile", ...], FailFast(), Field(max_length=_MOST_BELOW)] = ()
 
     def with_link(self, ask: Callable[[int, int], None], nbytes: int) -> "DeviceProfile":
         """Measure the link with messages of up to `nbytes`; return the profile with the link.

@@ -107,7 +107,7 @@ class Server:
         self._thread.start()
 
     def receive(self, timeout_s: float) -> Event | None:
-        """Return the next event in order; None after `wake`, or without event within the timeout.
+        """Return the next event in order; None after `wake`, or if no event arrives in time.
 
         A worker's requests come after its Joined and never after its Lost.
         """

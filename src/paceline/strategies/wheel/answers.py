@@ -106,7 +106,8 @@ class Gate:
 class Answers:
     """Executes the requests of workers, and encodes the replies.
 
-    `waiting`: requests that had to wait; the hub tries to execute them again after each event.
+    `waiting`: requests that had to wait; the hub executes them again after events that may end the
+    wait, and a few times a second.
     `profiles`: the measured speed of each worker's device. `trace`: the recorded computation and
     messages of finished workers. `recorders`: record the hub's computation, one per worker.
     `nbytes`: the bytes of messages by purpose (figure 2 of Du et al. 2017). `num_pushed`: the
@@ -175,7 +176,7 @@ class Answers:
     def forget(self, worker: int) -> None:
         """Drop a lost worker's waiting requests, and end its link measurement, if any."""
         self.waiting = [request for request in self.waiting if request.worker != worker]
-        self._probes.end(worker)
+        self._probes.forget(worker)
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the sent and the planned bytes of messages, by purpose.
@@ -194,7 +195,7 @@ class Answers:
         return within + traffic_of(self.children.counts, self._server, nbytes)
 
     def report(self) -> ChildReport:
-        """Return the bytes between this hub and its workers: as sent, and as planned by Table 1."""
+        """Return the bytes between hub and workers: sent, and by Table 1 of Du et al. 2017."""
         job, spec = self._job, self._job.spec
         sizes: Counter[int] = Counter()  # number of batches of each size, over all workers
         for worker in set(range(spec.config.workers)) - self.children.workers:

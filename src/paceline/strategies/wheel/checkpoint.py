@@ -68,6 +68,9 @@ def load(state: State, server: ParameterServer, layout: str) -> ServerProgress:
     if (other := difference(layout, progress.layout)) is not None:
         hint = "to start a new run, omit --resume"
         raise InvalidInput("resume", f"the checkpoint has other settings: {other}", hint=hint)
+    if len(progress.workers) != len(server.workers.all):
+        problem = f"the checkpoint must have the progress of {len(server.workers.all)} workers"
+        raise InvalidInput("resume", problem, got=len(progress.workers))
     load_learned_state(state, server.model, server.optimizer, server.schedule)
     restore_random_state(server.device, state.file("random"), state.parts["random"])
     server.restore(progress.version, progress.workers, progress.staleness)

@@ -56,8 +56,18 @@ def take_part(
     machine. Raises WorkerLost if the parent does not answer in time, or if no worker is left.
     """
     client, progress = clients[settings.number], progress or Progress()
-    job, server = _server_of(settings, client)
+    parent_spec = RunSpec.from_json(client.settings)
+    job = jobs.child_job(settings, parent_spec)
     spec, config = job.spec, job.spec.config
+    own = spec.model, settings.number, settings.connect, config.workers, config.lanes
+    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
+    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
+    server = ChildServer(
+        *(job.model, job.halves),
+        **jobs.server_options(job),
+        parent=ParentHub(client, layout),
+        num_steps=spec.num_steps,
+    )
     # Without an address to listen on, which only rehearsals allow, the hub starts all workers on
     # this machine's CPU, because these workers mostly sleep.
     devices = ("cpu",) * len(config.workers_by_device) if settings.listen is None else ()
@@ -87,23 +97,6 @@ def take_part(
         parent_wire_nbytes=(client.sent_nbytes, client.received_nbytes),
         lost=tuple(hub.group.lost),
     )
-
-
-def _server_of(settings: ChildSettings, client: Client) -> tuple[jobs.TrainingJob, ChildServer]:
-    """Build a child hub's job (model and data) and server from its parent's run."""
-    parent_spec = RunSpec.from_json(client.settings)
-    job = jobs.child_job(settings, parent_spec)
-    config = job.spec.config
-    own = job.spec.model, settings.number, settings.connect, config.workers, config.lanes
-    logger.info("%s: worker %d of the hub at %s; hub of %d workers, %d per device", *own)
-    layout = jobs.layout_of(parent_spec, job.halves, job.recipe, job.batches)
-    server = ChildServer(
-        *(job.model, job.halves),
-        **jobs.server_options(job),
-        parent=ParentHub(client, layout),
-        num_steps=job.spec.num_steps,
-    )
-    return job, server
 
 
 def main() -> None:

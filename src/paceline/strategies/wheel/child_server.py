@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import InvalidInput
 from paceline.rpc import tensor_parts
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, Losses, ParameterServer
+from paceline.strategies.wheel.staleness import MOST_EPOCHS
 from paceline.strategies.wheel.tree import ChildProgress, ChildReport, ParentHub, ParentReply
 from paceline.training.models.halves import Halves, trainable
 
@@ -77,11 +79,24 @@ class ChildServer(ParameterServer):
         is_full = self._sum is not None and self._sum.count >= self._gather
         return may and not (self._exchange is not None and (self._waits or is_full))
 
+    def update(self, worker: int, step: int, version: int, gradients: Tensor) -> Losses:
+        """Add the gradients of a step to the sum; return its loss by epoch."""
+        losses = super().update(worker, step, version, gradients)
+        self._send(self._gather)
+        return losses
+
+    def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
+        """Add a child hub's mean gradients to this hub's sum, as one update."""
+        super().merge(worker, step, mean, below)
+        self._send(self._gather)
+
     def _apply(self, version: int, gradients: list[Tensor], losses: Losses) -> None:
         """Add gradients for parameters of `version` to the sum; do not update the parameters.
 
-        If the sum is then complete, sends its mean.
+        Raises InvalidInput if the sum would have losses of more epochs than the parent accepts.
         """
+        if self._sum is not None and len(self._sum.losses.keys() | losses.keys()) > MOST_EPOCHS:
+            raise InvalidInput("losses", f"must belong to at most {MOST_EPOCHS:,} epochs in a mean")
         vector = tensor_parts.flatten(gradients)
         if self._sum is None:
             self._sum = GradientSum(vector, version)
@@ -92,7 +107,6 @@ class ChildServer(ParameterServer):
         for epoch, loss in losses.items():
             self._sum.losses[epoch] += loss
         self._staleness[self.version - version] += 1
-        self._send(self._gather)
 
     def _send(self, least: int) -> None:
         """Send the mean if no exchange runs and at least `least` updates are summed."""

@@ -59,9 +59,9 @@ class EpochLog:
         """Count the samples of an update, and add its losses by epoch."""
         for epoch, loss in losses.items():
             self.num_samples += loss.num_samples
-            self.updates.append((self.trained_s, self.num_samples))
             self._losses[epoch] += loss
             self.status.add(loss.num_samples, loss.mean, advances=loss.num_samples)
+        self.updates.append((self.trained_s, self.num_samples))
 
     def test(self, num_steps: int) -> bool:
         """Test the model if a test is due; return whether a test was due.

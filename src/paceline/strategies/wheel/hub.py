@@ -34,7 +34,7 @@ from paceline.strategies.wheel.config import RunSpec
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import profile_head
-from paceline.strategies.wheel.protocol import UPDATES, Topic
+from paceline.strategies.wheel.protocol import FREEING, UPDATES, Topic
 from paceline.strategies.wheel.remote import SERVING, WORKING, ChildSettings
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.worker_group import ProbeTurns, WorkerGroup
@@ -151,8 +151,10 @@ class Hub:
                 # A restarted parent discards summed gradients, so workers repeat their steps.
                 if isinstance(self._server, ChildServer) and self._server.poll_parent():
                     self.group.restart()
-                self._go_on()
+                if not isinstance(event, RpcRequest) or event.message.topic in FREEING:
+                    self._retry()
                 self._poll()
+                self._test()  # after `_poll`, which may drop the last worker
         except (InvalidInput, WorkerLost) as error:
             self.group.dismiss(str(error), self.answers.waiting)
             raise
@@ -198,11 +200,14 @@ class Hub:
         self._drop(worker, why)
         return reply
 
-    def _go_on(self) -> None:
-        """Execute waiting requests again, and test the model if a test is due."""
+    def _retry(self) -> None:
+        """Execute waiting requests again."""
         waiting, self.answers.waiting = self.answers.waiting, []
         for request in waiting:
             self._execute(request)
+
+    def _test(self) -> None:
+        """Test the model if a test is due."""
         started_s = self._clock()
         if self.log.test(self._server.workers.completed):
             self._server.model.train()
@@ -214,13 +219,14 @@ class Hub:
         self.group.drop(worker, why)
 
     def _poll(self) -> None:
-        """Check the workers, and show progress, a few times a second."""
+        """Check the workers, retry requests, and show progress, a few times a second."""
         now_s = self._clock()
         if now_s - self._polled_s < _POLL_S:
             return
         self._polled_s = now_s
         for worker, why in self.group.poll():
             self._drop(worker, why)
+        self._retry()
         self._refusals.flush()
         self._between()
 

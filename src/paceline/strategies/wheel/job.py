@@ -161,20 +161,15 @@ def rehearsal_job(session: TrainingSession, settings: RehearseSettings) -> Train
     parts = split(workload, session.config)
     times, is_gpu = device.times(workload), device.kind == DeviceKind.GPU
     pace = pace_of(parts, times, device.rate, is_gpu, settings.input_shape)
-    num_steps = NUM_WARM_UP + settings.steps + NUM_LAST
-    _check_long_enough(session.config, num_steps)
+    extra, config = NUM_WARM_UP + NUM_LAST, session.config
+    num_steps = settings.steps + extra
+    if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
+        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
+        problem = f"must be at least {least} with gather={config.gathered}"
+        raise InvalidInput("steps", problem, got=settings.steps)
     own = {"model": settings.model, "data": None, "seed": 0, "pace": pace}
     spec = _traced(session, parts, [num_steps], **own)
     return _job_in(spec, pace.update_s)
-
-
-def _check_long_enough(config: Wheel, num_steps: int) -> None:
-    """Raise InvalidInput if `num_steps` steps have too few exchanges between hubs to measure."""
-    if config.child_hubs and num_steps * config.workers_of_hub // config.gathered < _FEWEST_MEANS:
-        extra = NUM_WARM_UP + NUM_LAST
-        least = ceil(_FEWEST_MEANS * config.gathered / config.workers_of_hub) - extra
-        problem = f"must be at least {least} with gather={config.gathered}"
-        raise InvalidInput("steps", problem, got=num_steps - extra)
 
 
 def child_job(settings: ChildSettings, parent: RunSpec) -> TrainingJob:

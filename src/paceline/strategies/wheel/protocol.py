@@ -40,6 +40,7 @@ class Topic(StrEnum):
 
 ASKED = frozenset(Topic) - {Topic.AGAIN}  # the topics of workers' requests
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
+FREEING = (*UPDATES, Topic.DONE, Topic.PROFILE)  # after these, the hub may execute waiting requests
 OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
 
 

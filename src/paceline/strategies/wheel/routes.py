@@ -91,7 +91,10 @@ class Message(NamedTuple):
         return after
 
     def arrival(self, *, decoded: bool = True) -> TaskIds:
-        """Return the ids of the tasks after which the receiver has the values, decoded or not."""
+        """Return the ids of the tasks after which the receiver has the values.
+
+        Without `decoded`, the values are still encoded.
+        """
         stages = [stage for stage in self.way if decoded or stage.kind is not Kind.DECODE]
         return tuple(task.id for task in self._stage(stages[-1], ()))
 

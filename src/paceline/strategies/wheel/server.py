@@ -140,7 +140,7 @@ class ParameterServer:
         self.watch: Watch = lambda *_: nullcontext()
         self.schedule = schedule
         self._learning, self._updates_per_step = learning, updates_per_step
-        self._steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch = steps_per_epoch
         self._decay = config.staleness_decay
         is_clipped = learning.clip_norm is not None
         self.checks = ValueChecks(
@@ -227,10 +227,10 @@ class ParameterServer:
         with naming(who):
             of_body = tensor_parts.views(gradients.detach(), self._body)
         self.checks.gradients(who, "body's gradients", worker, [gradients, *half.gradients])
-        losses = {step // self._steps_per_epoch: half.loss}
-        own.complete(step + 1)
+        losses = {step // self.steps_per_epoch: half.loss}
         with self.watch(worker, step, Kind.STEP):
             self._apply(version, [*of_body, *half.gradients], losses)
+        own.complete(step + 1)
         return losses
 
     def merge(self, worker: int, step: int, mean: GradientSum, below: tuple[int, ...]) -> None:
@@ -244,8 +244,8 @@ class ParameterServer:
         with naming(who):
             gradients = tensor_parts.views(mean.vector, self.parameters)
         self.checks.gradients(who, "child hub's gradients", worker, [mean.vector])
-        own.complete(step, below)
         self._apply(mean.version, gradients, mean.losses)
+        own.complete(step, below)
 
     def restore(
         self, version: int, workers: Sequence[WorkerProgress], staleness: Mapping[int, int]

@@ -6,20 +6,28 @@ from typing import Annotated, NamedTuple
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
+from paceline.rpc.value_checks import LARGEST_LOSS
+
+MOST_EPOCHS = 10_000  # largest number of epochs with losses in one mean
+_MOST_SAMPLES = 2**53 - 1
+
 
 @dataclass(frozen=True)
 class LossSum:
     """The number of samples in one or more updates, and the sum of the samples' losses."""
 
-    num_samples: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    num_samples: Annotated[int, Field(ge=0, le=_MOST_SAMPLES)] = 0
     total: FiniteFloat = 0.0
 
     def __add__(self, other: "LossSum") -> "LossSum":
-        return LossSum(self.num_samples + other.num_samples, self.total + other.total)
+        """Add up to the limits of a message: a parent must accept sums with a liar's losses."""
+        num_samples = min(self.num_samples + other.num_samples, _MOST_SAMPLES)
+        most = LARGEST_LOSS * max(1, num_samples)
+        return LossSum(num_samples, max(-most, min(self.total + other.total, most)))
 
     @property
     def mean(self) -> float:
-        """The mean loss of a sample; 0 without samples."""
+        """The mean loss of a sample; `total` without samples."""
         return self.total / max(1, self.num_samples)
 
 

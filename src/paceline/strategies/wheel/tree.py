@@ -13,6 +13,7 @@ updates at the root.
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Annotated
 
 from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
@@ -20,7 +21,7 @@ from pydantic import FailFast, Field, NonNegativeInt, TypeAdapter
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.core.outcome import Traffic
 from paceline.core.plan import Kind
-from paceline.core.reading import read_json, read_peer_record
+from paceline.core.reading import read_peer_record
 from paceline.core.settings import Record
 from paceline.core.wire_format import Purpose
 from paceline.measure.device_profile import DeviceProfile
@@ -32,11 +33,12 @@ from paceline.rpc.value_checks import LARGEST_LOSS
 from paceline.rpc.workers import check_reply, retry_after_restart
 from paceline.strategies.wheel.protocol import Topic
 from paceline.strategies.wheel.server import GradientSum, Losses, ParameterServer
-from paceline.strategies.wheel.staleness import LossSum
+from paceline.strategies.wheel.staleness import MOST_EPOCHS, LossSum
 
 logger = logging.getLogger(__name__)
-_MOST_BELOW = 1000  # largest number of workers of a child hub
-_MOST_EPOCHS = 10_000  # largest number of epochs to which the steps of a mean belong
+_MOST_BELOW = 10**6  # largest number of workers of a child hub: that of any run
+_Steps = Annotated[tuple[NonNegativeInt, ...], FailFast(), Field(max_length=_MOST_BELOW)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class ChildProgress(Record):
@@ -46,16 +48,18 @@ class ChildProgress(Record):
     """
 
     losses: Annotated[
-        list[tuple[NonNegativeInt, LossSum]], FailFast(), Field(max_length=_MOST_EPOCHS)
+        list[tuple[NonNegativeInt, LossSum]], FailFast(), Field(max_length=MOST_EPOCHS)
     ]
-    next_steps: Annotated[tuple[NonNegativeInt, ...], FailFast(), Field(max_length=_MOST_BELOW)]
+    next_steps: _Steps
 
     @classmethod
-    def read(cls, data: memoryview, num_steps: int) -> "ChildProgress":
+    def read(cls, data: memoryview, num_steps: int, num_epochs: int) -> "ChildProgress":
         """Decode a child hub's progress; InvalidInput or NonFinite for wrong values."""
         found = read_peer_record(TypeAdapter(cls), data, "progress")
-        if max((*found.next_steps, *dict(found.losses)), default=0) > num_steps:
-            raise InvalidInput("progress", f"must have epochs and steps from 0 to {num_steps}")
+        step, epoch = max(found.next_steps, default=0), max(dict(found.losses), default=0)
+        if step > num_steps or epoch >= num_epochs:
+            problem = f"must have steps up to {num_steps}, and epochs below {num_epochs}"
+            raise InvalidInput("progress", problem)
         for _, loss in found.losses:
             if abs(loss.total) > LARGEST_LOSS * max(1, loss.num_samples):
                 raise NonFinite("the training loss of a child hub is too large")
@@ -68,9 +72,9 @@ class ChildReport(Record):
     `num_pushed`: the number of messages with gradients of the first layers.
     """
 
-    nbytes: dict[Purpose, NonNegativeInt]
-    planned_nbytes: dict[Purpose, NonNegativeInt]
-    num_pushed: NonNegativeInt
+    nbytes: dict[Purpose, _Count]
+    planned_nbytes: dict[Purpose, _Count]
+    num_pushed: _Count
 
 
 def traffic_of(
@@ -111,7 +115,8 @@ class ChildHubs:
         Raises InvalidInput or NonFinite for wrong values.
         """
         gradients, told, buffers = tensor_parts.parts_of(message, 3)
-        progress = ChildProgress.read(told, self._num_steps)
+        num_epochs = ceil(self._num_steps / self._server.steps_per_epoch)
+        progress = ChildProgress.read(told, self._num_steps, num_epochs)
         losses, values = dict(progress.losses), self._server.vector_in(gradients)
         mean = GradientSum(values, message.version, losses=losses)
         self._server.merge(worker, message.step, mean, progress.next_steps)
@@ -142,7 +147,9 @@ class ParentHub:
         def join() -> ParentReply:
             begun = self._ask(Message(Topic.BEGIN, step, parts=(self._layout,)))
             whole = self._ask(Message(Topic.WHOLE_PARAMETERS, begun.step))
-            return whole, (begun.step, *(read_json(begun.parts[0], "steps") if begun.parts else ()))
+            told = begun.parts[0] if begun.parts else b"[]"
+            steps = read_peer_record(TypeAdapter(_Steps), told, "steps")
+            return whole, (begun.step, *steps)
 
         return retry_after_restart(join)
 

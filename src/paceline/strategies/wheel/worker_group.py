@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from statistics import median
 
@@ -20,7 +20,7 @@ _KEPT = 32  # durations kept per worker; each is the time from a reply to the wo
 _TIMES = 20.0  # a worker is late if a request takes longer than this multiple of its median time
 _TIMES_AT_FIRST = 10.0  # a worker's first request may take this multiple of `deadline_s`
 _DISMISSAL_S, _POLL_S = 2.0, 0.2
-_MOST_PROBES = 200  # largest number of probes in one measurement
+_MOST_PROBES = 200  # largest number of probes of a worker until it is lost
 _MOST_LOST = 1000  # largest number of reasons in `lost`; a worker may be lost many times
 
 
@@ -78,7 +78,8 @@ class ProbeTurns:
     ) -> None:
         self._max_nbytes, self._deadline_s, self._clock = max_nbytes, deadline_s, clock
         self._worker: int | None = None
-        self._asked_s, self._num_probes = 0.0, 0  # of the current worker
+        self._asked_s = 0.0
+        self._num_probes: Counter[int] = Counter()  # by worker
 
     def reply(self, worker: int, probe: Message) -> Message | None:
         """Return the reply to a probe; None while another worker measures its link.
@@ -89,11 +90,10 @@ class ProbeTurns:
         if self._worker not in (None, worker) and now_s - self._asked_s <= self._deadline_s:
             return None
         if not 0 <= probe.step <= self._max_nbytes:
-            raise InvalidInput(
-                "probe", f"must ask for 0 to {self._max_nbytes} bytes", got=probe.step
-            )
-        self._num_probes = self._num_probes + 1 if self._worker == worker else 1
-        if self._num_probes > _MOST_PROBES:
+            problem = f"must ask for 0 to {self._max_nbytes} bytes"
+            raise InvalidInput("probe", problem, got=probe.step)
+        self._num_probes[worker] += 1
+        if self._num_probes[worker] > _MOST_PROBES:
             raise InvalidInput("probe", f"must be sent at most {_MOST_PROBES} times by a worker")
         self._worker, self._asked_s = worker, now_s
         return Message("probe", parts=(memoryview(bytes(probe.step)),))
@@ -102,6 +102,11 @@ class ProbeTurns:
         """End the worker's link measurement, if any, so that another worker may measure."""
         if self._worker == worker:
             self._worker = None
+
+    def forget(self, worker: int) -> None:
+        """End a lost worker's measurement, and forget its number of probes."""
+        self.end(worker)
+        del self._num_probes[worker]
 
 
 class WorkerGroup:
