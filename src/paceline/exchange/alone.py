@@ -26,9 +26,9 @@ from paceline.training.models.paced import Stretched
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of timed steps
 # Limits of (step time of all ranks together) / (step time of one rank alone) for the first way to
-# exchange gradients. If the predicted ratio is above `_UNTRIED`, none is tried. If
+# exchange gradients. If the predicted ratio is above `_FAR_PREDICTED`, none is tried. If
 # the measured ratio is above `_FAR`, no other is tried.
-_FAR, _UNTRIED = 1.3, 2.0
+_FAR, _FAR_PREDICTED = 1.3, 2.0
 # Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
 # `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
@@ -91,7 +91,7 @@ def compare_with_alone(
 
     first, *others = exchanges
     alone_s = alone()
-    if predicted_s > _UNTRIED * median(alone_s):
+    if predicted_s > _FAR_PREDICTED * median(alone_s):
         return Comparison(median(alone_s), {first: predicted_s}, True, is_predicted=True)
     seconds = {first: together(first)}
     if not _is_clear(alone_s, seconds[first]):

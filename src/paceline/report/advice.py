@@ -17,7 +17,7 @@ from paceline.planner import ERROR_BAR
 from paceline.report.format import number, share
 
 MOST_SHOWN = 3
-_WORTH = 0.03  # suggest a change only if it could save more than this fraction of a step
+_WORTH = 0.03  # least saving, as a fraction of a step, for which most rules suggest a change
 _UNEVEN = 1 - 1 / 1.15  # unevenness to report: the slowest worker computes 1.15 times the mean
 _HARDLY = 0.01  # relative change below which a loss counts as unchanged
 Sort = Literal["doubt", "gain", "fact"]

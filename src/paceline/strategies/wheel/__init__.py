@@ -17,7 +17,7 @@ The path of a gradient from a worker to the parameters:
 
 On this path, `Endpoint.decode` refuses a wrong number of bytes, and `ValueChecks.gradients` refuses
 NaN, infinite and huge values (both in rpc). `Hub._refused` then drops the worker, which may join
-again.
+again; or it ends the run, if the hub started this worker or all workers have sent such values.
 
 In a tree of hubs, a child hub acts as a worker of its parent hub. A child hub's `ChildServer` takes
 no optimizer steps: it sums the gradients of the child hub's workers, and sends the mean to the
