@@ -67,45 +67,29 @@ def _parser(units: dict[str, float], example: str) -> Callable[[object], float]:
 WITH_UNITS = "with units"  # context of `model_dump` in which quantities become text with units
 
 
-def _written(unit: str) -> PlainSerializer:
-    """Return a serializer that formats a value as `quantity` does, if the context asks for it."""
+def _of(unit: str, units: dict[str, float], example: str, most: float | None = 1e30) -> list[Any]:
+    """Return how pydantic reads, checks and writes a quantity in base unit `unit`.
+
+    `model_dump` with context `WITH_UNITS` writes a quantity as `quantity` does. `most`: upper
+    limit, so that products of quantities stay finite.
+    """
 
     def write(value: float, info: SerializationInfo) -> Any:
         text = quantity(value, unit) if info.context == WITH_UNITS else None
         return float(value) if text is None else text
 
-    return PlainSerializer(write)
+    read = BeforeValidator(_parser(units, example))
+    return [read, Field(le=most, examples=[example]), PlainSerializer(write)]
 
 
-_MOST = 1e30  # upper limit, so that products of quantities stay finite
 parse_bytes = _parser(_BYTES, "24 GiB")
-Bytes = Annotated[
-    float, BeforeValidator(parse_bytes), Field(le=_MOST, examples=["24 GiB"]), _written("B")
-]
-BytesPerSecond = Annotated[
-    float,
-    BeforeValidator(_parser(_BYTES_PER_S, "1 Gbit/s")),
-    Field(le=_MOST, examples=["1 Gbit/s"]),
-    _written("B/s"),
-]
-FlopsPerSecond = Annotated[
-    float,
-    BeforeValidator(_parser(_units("flop/s", _DECIMAL), "9.3 Tflop/s")),
-    Field(le=_MOST, examples=["9.3 Tflop/s"]),
-    _written("flop/s"),
-]
+Bytes = Annotated[float, *_of("B", _BYTES, "24 GiB")]
+BytesPerSecond = Annotated[float, *_of("B/s", _BYTES_PER_S, "1 Gbit/s")]
+FlopsPerSecond = Annotated[float, *_of("flop/s", _units("flop/s", _DECIMAL), "9.3 Tflop/s")]
 ValuesPerSecond = Annotated[
-    float,
-    BeforeValidator(_parser(_units("value/s", _DECIMAL), "1.6 Gvalue/s")),
-    Field(examples=["1.6 Gvalue/s"]),
-    _written("value/s"),
+    float, *_of("value/s", _units("value/s", _DECIMAL), "1.6 Gvalue/s", most=None)
 ]
-Seconds = Annotated[
-    float,
-    BeforeValidator(_parser(_units("s", _SECONDS), "50 us")),
-    Field(le=_MOST, examples=["50 us"]),
-    _written("s"),
-]
+Seconds = Annotated[float, *_of("s", _units("s", _SECONDS), "50 us")]
 
 
 def quantity(value: float, unit: str) -> str | None:

@@ -181,10 +181,7 @@ class CpuReplica:
         return ()
 
     def train(self, rows: Tensor, rate: float, step: int | None) -> BatchResult:
-        """Train on a batch, divided among threads; a thread whose loss is NaN updates nothing.
-
-        `rate`, `step`: see `ExecuteWork`.
-        """
+        """Train on a batch (`ExecuteWork`) in all threads; one with a NaN loss updates nothing."""
         started_ns = time.monotonic_ns()
         self._marks.watch(step is not None)
         losses, times_ns = zip(*self._in_parts(rows, rate, started_ns, step), strict=True)

@@ -174,8 +174,7 @@ def predict(epochs: Epochs, trials: Sequence[SpeedTrial]) -> Prediction:
 def _epoch_seconds(workers: PricedWorkers, num_samples: int) -> tuple[float, float]:
     """Predict an epoch's duration: the sum of the simulated and the extrapolated seconds.
 
-    In a long epoch, only the first batches are simulated, and equally many samples at its end; the
-    seconds of the middle are extrapolated.
+    Of a long epoch, only the first batches and as many samples at its end are simulated.
     """
     left, num_batches, extrapolated_s = num_samples, 0, 0.0
     free = [(0.0, worker) for worker in range(len(workers.specs))]

@@ -39,10 +39,10 @@ class LocalModel(WholeModel, ModelReplica):
     def __init__(
         self,
         session: TrainingSession,
+        config: Local,
         setup: TrainingSetup,
         recorder: Recorder,
         replica: ModelReplica,
-        config: Local,
         manager: Any = None,
     ) -> None:
         super().__init__(session.group, setup, recorder, replica)

@@ -75,7 +75,7 @@ class LocalRunner(ReplicaRunner):
 
     def _trained(self, replica: ModelReplica, recorder: Recorder, config: Local) -> Trained:
         session = self._session
-        model = LocalModel(session, self.setup, recorder, replica, config)
+        model = LocalModel(session, config, self.setup, recorder, replica)
         trained = train(session, self.setup, recorder, model, model.learner)
         assert self.profiled is not None
         device = self.profiled.machine.devices[session.group.rank]
@@ -121,7 +121,7 @@ class ElasticRunner:
         recorder = Recorder(clock_for(session.group.device), "", 0)
         torch.manual_seed(getattr(session.settings, "seed", 0) + number)
         replica = SingleReplica(self.setup.model)
-        model = LocalModel(session, self.setup, recorder, replica, config, manager)
+        model = LocalModel(session, config, self.setup, recorder, replica, manager)
         # Do not report epochs that had ended when this worker joined.
         joined = bisect(list(accumulate(self.setup.epoch_steps)), model.updates.num_steps)
         trained = train(session, self.setup, recorder, model, model.learner)
