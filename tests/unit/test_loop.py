@@ -16,7 +16,7 @@ from paceline.core.outcome import Epoch
 from paceline.core.plan import Kind
 from paceline.core.settings import TrainSettings
 from paceline.exchange.learner import evaluate
-from paceline.exchange.loop import Trained, train
+from paceline.exchange.loop import Place, Trained, traced_steps, train
 from paceline.exchange.replica import SingleReplica
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import TrainingSetup, epochs_of, share_batches
@@ -175,21 +175,21 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "epochs", "first", "last", "num_measured", "recorded"),
+    ("num_steps", "epochs", "first", "last", "num_measured"),
     [
         # The second half of a single epoch is traced, at least two steps, but not all.
-        (5, 1, 3, 5, 1, [True]),
-        (12, 1, 7, 12, 5, [True]),
-        # Of several epochs the second is traced: its last 20 steps, but not its first two.
-        # The other epochs are measured, except their first two steps.
-        (5, 2, 5 + 2, 5 + 5, 3, [True]),
-        (23, 2, 23 + 3, 23 + 23, 21, [True]),
-        (30, 3, 30 + 10, 30 + 30, 28 + 28, [True, False]),
-        (6, 5, 6 + 2, 6 + 6, 4 * 4, [True, False]),
+        (5, 1, 3, 5, 1),
+        (12, 1, 7, 12, 5),
+        # Of several epochs the last is traced: its last 20 steps, but not its first two.
+        # The steps before are measured, except the first two of each epoch.
+        (5, 2, 5 + 2, 5 + 5, 3),
+        (23, 2, 23 + 3, 23 + 23, 21 + 1),
+        (30, 3, 60 + 10, 60 + 30, 28 + 28 + 8),
+        (6, 5, 24 + 2, 24 + 6, 4 * 4),
     ],
 )
 def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
-    num_steps, epochs, first, last, num_measured, recorded
+    num_steps, epochs, first, last, num_measured
 ):
     tracing, training = [], []
 
@@ -204,12 +204,27 @@ def test_the_traced_steps_lie_in_one_epoch_and_are_not_measured(
     assert len(tracing) == num_steps * epochs
     # An untraced step sets one mark, a traced one ten: no traced step is measured.
     assert ran.outcome.step_seconds == (1,) * num_measured
-    assert ran.recorded == recorded
+    assert ran.recorded == [True]
     updates = [span for span in ran.outcome.spans if span.kind is Kind.STEP]
     assert [span.name for span in updates] == [f"s{i}/step@worker0" for i in range(last - first)]
     ends = [span.end_s for span in updates]
     gaps = {later - earlier for earlier, later in pairwise(ends)}
     assert len(gaps) == 1  # no test of an epoch is between two traced steps
+
+
+@pytest.mark.parametrize(
+    ("epoch_steps", "first", "traced"),
+    [
+        ((22,) * 69, None, (68, 2)),
+        ((22, 22, 4), None, (1, 2)),  # the last epoch is too short for a trace
+        ((30, 30), Place(1, 12), (1, 12 + 10)),  # resumed in the only epoch left
+        ((30, 30, 30), Place(1, 12), (2, 10)),
+        ((30, 4), Place(0, 28), (0, 28)),  # no epoch has enough steps left
+        ((30,), Place(0, 30), (0, 30)),  # only the test after the last step is left
+    ],
+)
+def test_the_last_steps_of_the_last_long_epoch_are_traced(epoch_steps, first, traced):
+    assert traced_steps(epoch_steps, first) == traced
 
 
 def test_the_losses_and_the_accuracy_are_means_over_the_samples():

@@ -79,6 +79,33 @@ def test_ranks_with_different_settings_are_refused_before_training(start, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+SLOWED = """
+import time
+from torch import nn
+
+class Slowed(nn.Sequential):
+    num_steps = 0
+
+    def forward(self, inputs):
+        self.num_steps += self.training
+        time.sleep(0.005 if self.num_steps < 150 else 0.03)
+        return super().forward(inputs)
+
+def net(num_classes=10):
+    return Slowed(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+@slow
+def test_auto_chooses_again_when_steps_change_in_a_late_epoch(outcome, tmp_path: Path) -> None:
+    (tmp_path / "slowed.py").write_text(SLOWED)
+    how = ("--data", "digits", "--strategy", "auto", "--keep-all", "--workers", "2")
+    found = outcome("train", "slowed:net", *how, "--steps", "260", "--profile-s", "0.1")
+    # the exchanges to try, the choice, the change of the steps, and the new choice
+    assert len(found["decisions"]) >= 4
+    assert found["decisions"][-1].startswith(f"auto: {found['strategy']} ")
+
+
 def test_planning_here_profiles_and_trains_nothing(outcome, tmp_path: Path) -> None:
     plan = outcome("plan", "lenet5", "--profile-s", "0.2")
     rows = plan["plans"]

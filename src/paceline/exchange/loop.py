@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from paceline.exchange.learner import Learner, WholeModel
 from paceline.exchange.replica import NONE, ModelReplica
 from paceline.exchange.session import Status, TrainingSession
 from paceline.exchange.setup import FEWEST_STEPS, NUM_TRACED, NUM_WARM_UP, TrainingSetup
+from paceline.exchange.step import Share
 from paceline.links.interruption import Interruption, interruptible
 from paceline.record.merge import ClockOffset, clock_offset
 from paceline.record.recorder import Recorder
@@ -70,11 +71,10 @@ def train(
 ) -> Trained:
     """Train all epochs of a model whose gradients `replica` exchanges, and close the replica.
 
-    `learner`: takes the steps. Default: the learner of a WholeModel. The last steps of one epoch
-    are traced (see `traced_steps`). The result's `step_seconds` exclude the traced epoch, or, in a
-    run of a single epoch, its traced steps. They also exclude the first steps of each epoch. Raises
-    InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the state
-    and raises Interrupted.
+    `learner`: takes the steps. Default: the learner of a WholeModel. The last steps are traced (see
+    `traced_steps`). The result's `step_seconds` exclude them, and the first steps of each epoch.
+    Raises InvalidInput for the learning rate if a loss is NaN or infinite. After SIGINT, saves the
+    state and raises Interrupted.
     """
     if learner is None:
         learner = WholeModel(session.group, setup, recorder, replica).learner
@@ -125,7 +125,7 @@ class _Loop:
         session.progress.begin(sum(epoch_steps), "steps")
         if session.resumed is not None:
             session.progress.advance(self._num_steps)
-            self._prepare()
+            self._prepare(next(iter(self._setup.source(0, 0))))
             restore_random(session.resumed, session.group)
         for number in range(self._first.epoch, len(epoch_steps)):
             self._epoch(number, self._first.step if number == self._first.epoch else 0)
@@ -143,14 +143,8 @@ class _Loop:
 
     def _epoch(self, number: int, first_step: int) -> None:
         """Train epoch `number` from step `first_step` to its end, then test the model."""
-        setup, recorder = self._setup, self._recorder
-        num_steps, is_traced = setup.epoch_steps[number], number == self._traced.epoch
-        # record exchanges only in the traced epoch, because recording takes time
-        if number in (self._traced.epoch, self._traced.epoch + 1):
-            self._replica.record(recorder if is_traced else None)
-            if self._num_steps:
-                self._prepare()
-        started, tested_s = time.monotonic(), 0.0
+        setup, num_steps = self._setup, self._setup.epoch_steps[number]
+        started, paused_s = time.monotonic(), 0.0
         setup.model.train()
         before = self._loss if first_step else 0.0
         self._place = Place(number, first_step)
@@ -158,33 +152,37 @@ class _Loop:
         self._total = torch.tensor(before, device=self._session.group.device)
         paused = set[int]()  # steps that follow a test, as offsets from `first_step`
         for step in range(first_step, num_steps):
-            if is_traced and step == self._traced.step:
-                recorder.start_trace(self._learner.traced)
+            if (number, step) == self._traced:
+                before_s = time.monotonic()
+                source = self._start_trace(source)
+                paused_s += time.monotonic() - before_s
             loss = self._learner.step(source)
             self._total += loss
             self._place = Place(number, step + 1)
             self._status.add(self._setup.samples_per_step, loss)
             every = setup.evaluate_every
             if every is not None and step + 1 < num_steps and self._num_steps % every == 0:
-                tested_s += self._test()
+                paused_s += self._test()
                 paused.add(step + 1 - first_step)
             if self._saver is not None:
                 self._saver.after(self._num_steps, self._state)
-        recorder.stop_trace()
+        self._recorder.stop_trace()
         self._loss = float(self._total)  # waits for a GPU, so that the time below is complete
-        self._measure(number, first_step, paused, time.monotonic() - started - tested_s)
+        self._measure(number, first_step, paused, time.monotonic() - started - paused_s)
         if setup.recipe is not None:
-            self._end_epoch(time.monotonic() - started - tested_s)
+            self._end_epoch(time.monotonic() - started - paused_s)
 
     def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
-        """Store step times of epoch `number` and, in the traced epoch, the recorded spans.
+        """Store untraced step times of epoch `number`, and the spans of the traced steps, if any.
 
         `took_s`: duration of the epoch's steps. Steps in `paused` have no valid duration.
         """
         ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
-        if number == self._traced.epoch:
-            ends = ends[: self._traced.step - first_step] if self._first.epoch == last else []
+        if number > self._traced.epoch:  # the replica still records, which takes time
+            ends = []
+        elif number == self._traced.epoch:
+            ends = ends[: self._traced.step - first_step]
             self._spans = tuple(self._recorder.spans())
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
@@ -233,12 +231,18 @@ class _Loop:
         has_score = recipe.score is not None
         return value, Evaluation(self._num_steps, loss / size, score / size if has_score else None)
 
-    def _prepare(self) -> None:
+    def _start_trace(self, source: Iterator[Share]) -> Iterator[Share]:
+        """Record all steps from now on; return the batches of `source`."""
+        share = next(source)
+        self._replica.record(self._recorder)
+        self._prepare(share)
+        self._recorder.start_trace(self._learner.traced)
+        return chain((share,), source)
+
+    def _prepare(self, share: Share) -> None:
         """Let torch's reducer, if in use, rebuild its buckets in a pass without effects."""
-        setup, learner = self._setup, self._learner
-        setup.model.train()
-        share = next(iter(setup.source(0, 0)))
-        self._replica.prepare(lambda: learner.prepare(share))
+        self._setup.model.train()
+        self._replica.prepare(lambda: self._learner.prepare(share))
 
     def _state(self, num_steps: int) -> State:
         """Return the state to save after `num_steps` steps, complete on rank 0; collective."""
@@ -302,22 +306,16 @@ def traced_steps(epoch_steps: Sequence[int], first: Place | None = None) -> Plac
     """Return the epoch whose last steps are traced, and the number of the first traced step.
 
     `epoch_steps`: number of steps of each epoch. `first`: where training begins or resumes. The
-    second epoch is traced if it is long enough, otherwise the first. If only one epoch is left,
-    about half of its steps are not traced, so that their durations can be measured.
+    last epoch that is long enough is traced. If no epoch precedes it, about half of its steps are
+    not traced, so that their durations can be measured.
     """
     begin = first or Place()
-    second = begin.epoch + 1
-    if second < len(epoch_steps) and epoch_steps[second] >= FEWEST_STEPS:
-        return Place(second, num_untraced(epoch_steps[second], is_only=False))
-    num_left = epoch_steps[begin.epoch] - begin.step
-    is_only = second == len(epoch_steps)
-    return Place(begin.epoch, begin.step + num_untraced(num_left, is_only=is_only))
-
-
-def num_untraced(num_steps: int, *, is_only: bool) -> int:
-    """Return the number of steps before an epoch's traced steps; `is_only`: no epoch follows."""
-    steady = max(0, num_steps - NUM_WARM_UP)
-    return max(0, num_steps - min(NUM_TRACED, max(2, steady // 2) if is_only else max(1, steady)))
+    lengths = [epoch_steps[begin.epoch] - begin.step, *epoch_steps[begin.epoch + 1 :]]
+    number = max((i for i, length in enumerate(lengths) if length >= FEWEST_STEPS), default=0)
+    num_steady = max(0, lengths[number] - NUM_WARM_UP)
+    most = max(1, num_steady) if number else max(2, num_steady // 2)
+    step = max(0, lengths[number] - min(NUM_TRACED, most))
+    return Place(begin.epoch + number, step if number else begin.step + step)
 
 
 def epoch_of(

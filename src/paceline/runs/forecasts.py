@@ -26,6 +26,7 @@ from paceline.exchange.loop import traced_steps
 from paceline.exchange.replica import Method
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
+from paceline.exchange.setup import NUM_WARM_UP
 from paceline.exchange.trials import Trials, Trying
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
@@ -215,7 +216,8 @@ def train_best(
     candidates = candidates_of(group, forecasts, decide)
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
-    last_step = sum(steps[: traced.epoch]) + traced.step
+    # the reducer that is used last needs a few steps of warm-up before the trace
+    last_step = max(0, sum(steps[: traced.epoch]) + traced.step - NUM_WARM_UP)
     trials = Trials(candidates, clock_for(group.device), slow, last_step, decide)
 
     def used() -> tuple[Strategy, Any]:
@@ -225,8 +227,8 @@ def train_best(
     tried: dict[str, Any] = {"group": group, "gradient_as_bucket_view": True}
     outcome = runner.train_with(lambda one: Trying(one, candidates, trials, **tried), used)
     chosen = by_name[trials.name]
-    seconds = outcome.step_seconds
-    steady = seconds[trials.num_searched :] or seconds[-1:]
+    seconds, timed_s = outcome.step_seconds, trials.seconds.get(trials.name)
+    steady = seconds[trials.num_searched :] or ((timed_s,) if timed_s else seconds[-1:])
     known = {"step_seconds": steady, "decisions": tuple(decisions), "config": chosen.config}
     return chosen, outcome.model_copy(update=known)
 

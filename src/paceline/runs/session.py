@@ -116,7 +116,7 @@ def _carried_out(
         result, timelines = _result(session, forecasts, used, outcome)
         if result.comparison is not None:
             happened = {row.quantity: row.right_s for row in result.comparison.rows}
-            progress.step(min(1, len(result.epochs) - 1), happened)
+            progress.step(len(result.epochs) - 1, happened)
         _save(session, runner, folder, result, timelines)
         if folder is not None:
             _show_result(result, folder, out, as_json=request.as_json)
