@@ -12,7 +12,7 @@ from math import prod
 import torch
 from pydantic import TypeAdapter
 
-from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost, printable
+from paceline.core.errors import InvalidInput, WorkerLost, printable
 from paceline.core.outcome import SentShare, Traffic
 from paceline.core.reading import read_peer_record
 from paceline.core.wire_format import Purpose
@@ -27,7 +27,7 @@ from paceline.rpc.workers import difference
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.job import TrainingJob
 from paceline.strategies.wheel.measure import recorders_of
-from paceline.strategies.wheel.protocol import ASKED, OF_STEPS, Topic
+from paceline.strategies.wheel.protocol import ASKED, OF_LIVE, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.split import FROM_HUB, TO_HUB, messages
 from paceline.strategies.wheel.staleness import Workers
@@ -154,7 +154,7 @@ class Answers:
         raises InvalidInput for a failure by invalid input, otherwise WorkerLost.
         """
         worker, message = request.worker, request.message
-        if message.topic in OF_STEPS and worker not in self._server.workers.live:
+        if message.topic in OF_LIVE and worker not in self._server.workers.live:
             # The hub has dropped this worker, or was restarted: the worker must send BEGIN again.
             return Message(Topic.AGAIN, message.step)
         handlers: dict[Topic, Callable[[RpcRequest], Message | None]] = {
@@ -310,10 +310,7 @@ class Answers:
         return _noted(request)
 
     def _finish(self, request: RpcRequest) -> Message:
-        """Record that a worker is done; raise StepDiscarded if the hub has dropped the worker."""
         worker, message = request.worker, request.message
-        if worker not in self._server.workers.live:
-            raise StepDiscarded(f"the hub dropped worker {worker} before the worker was done")
         is_child = worker in self.children.workers
         trace, report = self._gate.done(worker, message, is_child=is_child)
         self.trace.add(trace)

@@ -41,7 +41,8 @@ class Topic(StrEnum):
 ASKED = frozenset(Topic) - {Topic.AGAIN}  # the topics of workers' requests
 UPDATES = (Topic.GRADIENTS, Topic.WHOLE_GRADIENTS)
 FREEING = (*UPDATES, Topic.DONE, Topic.PROFILE)  # after these, the hub may execute waiting requests
-OF_STEPS = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES)
+# The topics that need a training worker; a worker that the hub has dropped gets AGAIN.
+OF_LIVE = (Topic.PARAMETERS, Topic.ACTIVATIONS, Topic.WHOLE_PARAMETERS, *UPDATES, Topic.DONE)
 
 
 def take_gradients(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
