@@ -271,12 +271,10 @@ class ParameterServer:
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate / divisor
-        try:
-            self.optimizer.step()
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
-            self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
         if self.schedule is not None:
             self.schedule.step()
         self.version += 1
@@ -300,15 +298,11 @@ class ParameterServer:
 
     def _run(self, head: nn.Module, worker: int, step: int, share: Share) -> Answered:
         inputs = share.inputs.detach().requires_grad_()
-        try:
-            with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
-                loss = self._loss(head, share._replace(inputs=inputs))
-            with self.watch(worker, step, Kind.BACKWARD):
-                loss.backward()
-            gradients = protocol.take_gradients(self.halves.head_names, trainable(head))
-        finally:
-            # A failed backward may leave gradients, to which the next backward would add.
-            head.zero_grad()
+        with torch.enable_grad(), self.watch(worker, step, Kind.FORWARD):
+            loss = self._loss(head, share._replace(inputs=inputs))
+        with self.watch(worker, step, Kind.BACKWARD):
+            loss.backward()
+        gradients = protocol.take_gradients(self.halves.head_names, trainable(head))
         if inputs.grad is None:
             raise InvalidInput("loss", "does not depend on the outputs of the worker's layers")
         return inputs.grad, float(loss.detach()), gradients
