@@ -21,11 +21,10 @@ from paceline.rpc import frames
 from paceline.rpc.client import Client, HubRestarted
 from paceline.rpc.frames import FrameHeader, Message, MessageKind
 from paceline.rpc.keys import HubKeys, WorkerKeys
-from paceline.rpc.limits import RELEASE, Limits, nonce_of
+from paceline.rpc.limits import RELEASE, Limits
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
 
 RUN, SETTINGS = "a-run", b'{"some": "settings"}'
-NONCE = nonce_of(RUN)
 MIB = 1 << 20
 DEADLINE_S = 55.0  # for hanging exchanges
 
@@ -221,7 +220,7 @@ class Raw(Closed):
     def header(
         self, kind: MessageKind, sequence: int = 0, acknowledged: int = 0, **more: Any
     ) -> FrameHeader:
-        return FrameHeader(kind, NONCE, self.worker, sequence, acknowledged, **more)
+        return FrameHeader(kind, self.worker, sequence, acknowledged, **more)
 
     def frames(self, *sent: bytes) -> None:
         self._socket.send_multipart(sent)

@@ -35,7 +35,7 @@ PART_NBYTES = st.one_of(
 )
 
 
-OWN = ("nonce", "worker", "sequence", "acknowledged")
+OWN = ("worker", "sequence", "acknowledged")
 
 
 def received(sent: list[MessagePiece]) -> Message | None:
@@ -59,7 +59,7 @@ def test_a_message_arrives_as_it_was_sent(topic, codec, step, version, sequence,
     source = random.Random(seed)
     parts = [source.randbytes(nbytes) for nbytes in sizes]
     message = Message(topic, step, version, codec, tuple(map(memoryview, parts)))
-    header = FrameHeader(MessageKind.REQUEST, b"the run!", 2**32 - 1, sequence, 2**64 - 1)
+    header = FrameHeader(MessageKind.REQUEST, 2**32 - 1, sequence, 2**64 - 1)
     sent = list(split(header, message))
     assert all(len(piece.frame) == HEADER_NBYTES for piece in sent)
     nbytes = [memoryview(piece.payload).nbytes for piece in sent]
@@ -89,9 +89,7 @@ def test_arrays_are_sent_without_a_copy_and_received_aligned():
 
 def test_every_corrupted_or_missing_byte_is_detected():
     payload = random.Random(1).randbytes(300)
-    header = FrameHeader(
-        MessageKind.REQUEST, b"01234567", 3, 4, 5, 6, 7, "topic", "codec", (100, 200)
-    )
+    header = FrameHeader(MessageKind.REQUEST, 3, 4, 5, 6, 7, "topic", "codec", (100, 200))
     frame = pack(header, payload)
     assert unpack(frame, payload) == header
 

@@ -21,7 +21,7 @@ from paceline.rpc.frames import (
     MessageKind,
     pack,
 )
-from rpc_exchange import DEADLINE_S, MIB, NONCE, Hub, Raw, beside, expected, work
+from rpc_exchange import DEADLINE_S, MIB, Hub, Raw, beside, expected, work
 
 NBYTES = 100_000
 NUM_HOSTILE = 6 * 2 * 4 * 13  # invalid messages sent
@@ -55,11 +55,9 @@ def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
         (lambda raw: piece_of(raw, PIECE_NBYTES, 1 << 39), 0),
         (lambda raw: [raw.push(sequence) for sequence in range(1, 10)], 8),
         (lambda raw: piece_of(raw, 500, 1000, offset=500), 0),
-        (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), nonce=b"otherrun")), 0),
-        (lambda raw: raw.send(replace(raw.header(MessageKind.REQUEST, 1), worker=1), b"x"), 0),
         (lambda raw: raw.send(raw.header(MessageKind.WELCOME, 1), b"x"), 0),
     ],
-    ids=["too large", "too many", "not the next piece", "other run", "other worker", "hub only"],
+    ids=["too large", "too many", "not the next piece", "hub only"],
 )
 def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, num_done: int):
     token, _ = raw.join()
@@ -102,7 +100,7 @@ def send_garbage(port: int, rng: random.Random) -> None:
 
 def send_hostile(raw: Raw, rng: random.Random) -> None:
     """Send frames with one fault each."""
-    good = FrameHeader(MessageKind.REQUEST, NONCE, 0, 1, topic="push", sizes=(PIECE_NBYTES,))
+    good = FrameHeader(MessageKind.REQUEST, 0, 1, topic="push", sizes=(PIECE_NBYTES,))
     payload = rng.randbytes(PIECE_NBYTES)
     frame = pack(good, payload)
     at = rng.randrange(HEADER_NBYTES)

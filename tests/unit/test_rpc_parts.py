@@ -28,7 +28,7 @@ from paceline.rpc.keys import (
     load_hub_keys,
     load_worker_keys,
 )
-from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, nonce_of
+from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, check_run_name
 from paceline.rpc.session import WorkerSession
 from paceline.rpc.workers import retry_after_restart
 from refusals import refused
@@ -167,7 +167,7 @@ class TestOutbox:
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("run_name", lambda: nonce_of("")),
+        ("run_name", lambda: check_run_name("")),
         ("run_name", lambda: Limits("a\nb", 1, 1)),
         ("settings", lambda: Limits("run", 1, 1, settings=bytes(65537))),
     ],

@@ -35,8 +35,8 @@ _WORKER, _NUM_STEPS = 1, 5
 def _frame_seeds(folder: Path) -> list[bytes]:
     """Return valid frames: a header each, and payloads of up to 4096 bytes."""
     parts = (bytes(range(200)), b"", b"x" * 3000)
-    hello = FrameHeader(MessageKind.HELLO, bytes(8), 3)
-    request = FrameHeader(MessageKind.REQUEST, bytes(8), 1, sequence=5, acknowledged=4)
+    hello = FrameHeader(MessageKind.HELLO, 3)
+    request = FrameHeader(MessageKind.REQUEST, 1, sequence=5, acknowledged=4)
     made = [
         (hello, Message("", parts=(b"run", b"layout", b"session"))),
         (request, Message("activations", 7, 6, "dynamic8", parts)),

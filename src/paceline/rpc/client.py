@@ -15,7 +15,7 @@ import zmq
 
 from paceline.core.errors import InvalidInput, PacelineError, WorkerLost, printable
 from paceline.rpc import frames, limits
-from paceline.rpc.frames import NO_NONCE, Buffer, FrameHeader, Message, MessageKind
+from paceline.rpc.frames import NO_SESSION, Buffer, FrameHeader, Message, MessageKind
 from paceline.rpc.keys import WorkerKeys, connect_address
 from paceline.rpc.sockets import Connection, Disconnected, PollableEvent, wire_nbytes
 
@@ -65,7 +65,7 @@ class Outbox:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.failure: PacelineError | None = None
-        self.session = NO_NONCE
+        self.session = NO_SESSION
         self._open: dict[int, ReplyFuture] = {}  # requests without a reply, by ascending number
         self._sent = 0  # the number of the last request that was sent over this connection
         self._next = 1  # the next request's number; a hub that has received none reports 0
@@ -134,7 +134,7 @@ class Outbox:
             before, self.session = self.session, session
             self._max_message_nbytes = max_message_nbytes
             self._sent = last_request
-            is_known = before in (NO_NONCE, session)
+            is_known = before in (NO_SESSION, session)
             if not is_known:
                 self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
@@ -183,7 +183,8 @@ class Client:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = connect_address(address, has_keys=keys is not None)
-        self._run_id, self._worker, self._nonce = run_id, worker, limits.nonce_of(run_id)
+        limits.check_run_name(run_id)
+        self._run_id, self._worker = run_id, worker
         self._keys, self._deadline_s, self._clock = keys, deadline_s, clock
         self.settings = b""
         self.sent_nbytes = self.received_nbytes = 0
@@ -197,7 +198,7 @@ class Client:
         self._thread.start()
         try:
             with outbox.changed:
-                outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_NONCE)
+                outbox.changed.wait_for(lambda: outbox.failure or outbox.session != NO_SESSION)
             if outbox.failure is not None:
                 raise _copy_of(outbox.failure)
         except BaseException:  # the thread and its socket must also end after an interrupt
@@ -234,7 +235,7 @@ class Client:
                 self._closing.wait(pause_s)
                 if self._clock() - self._heard_s >= self._deadline_s:
                     what = f"no message from the hub at {self._address}"
-                    if self._outbox.session == NO_NONCE:
+                    if self._outbox.session == NO_SESSION:
                         what = f"no hub at {self._address} has accepted worker {self._worker}"
                     why = f": {self._trouble}" if self._trouble else ""
                     raise WorkerLost(f"{what} within {self._deadline_s:g} s{why}")
@@ -354,8 +355,7 @@ class Client:
         self._send(connection, next(frames.split(header, message)))
 
     def _header(self, kind: MessageKind, sequence: int) -> FrameHeader:
-        acknowledged = self._outbox.acknowledged
-        return FrameHeader(kind, self._nonce, self._worker, sequence, acknowledged)
+        return FrameHeader(kind, self._worker, sequence, self._outbox.acknowledged)
 
     def _send(self, connection: Connection, piece: frames.MessagePiece) -> bool:
         if not connection.send(piece):

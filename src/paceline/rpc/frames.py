@@ -22,16 +22,16 @@ from paceline.core.errors import InvalidInput
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC = b"PCLW"
-PROTOCOL = 2
+PROTOCOL = 3
 PIECE_NBYTES = 256 * 1024  # small enough that a heartbeat between two pieces is never late
 MAX_PARTS = 8
 MAX_MESSAGE_NBYTES = 1 << 40
-NONCE_NBYTES = 8
-NO_NONCE = bytes(NONCE_NBYTES)
+SESSION_NBYTES = 8
+NO_SESSION = bytes(SESSION_NBYTES)
 
 _NAME_NBYTES = 24
 _PREFIX = struct.Struct("<4sBB")
-_FIXED = struct.Struct(f"<4sBBH8sIIQQqq{_NAME_NBYTES}s{_NAME_NBYTES}s{MAX_PARTS}QQI")
+_FIXED = struct.Struct(f"<4sBBHIIQQqq{_NAME_NBYTES}s{_NAME_NBYTES}s{MAX_PARTS}QQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_NBYTES = _FIXED.size + _CHECKSUM.size
 
@@ -69,14 +69,13 @@ class VersionMismatch(ProtocolError):
 class FrameHeader:
     """The header of a piece: the fields of its message, and the piece's position.
 
-    `nonce`: identifies the run. `acknowledged`: the sender has received all replies up to this
-    number. `sizes`: the bytes of each part of the message. `offset`: the position of the piece in
-    the concatenated parts. In a WELCOME, `sequence` is the number of the last request that the hub
-    has received.
+    `worker`: the number of the worker that sends a HELLO. `acknowledged`: the sender has received
+    all replies up to this number. `sizes`: the bytes of each part of the message. `offset`: the
+    position of the piece in the concatenated parts. In a WELCOME, `sequence` is the number of the
+    last request that the hub has received.
     """
 
     kind: MessageKind
-    nonce: bytes = NO_NONCE
     worker: int = 0
     sequence: int = 0
     acknowledged: int = 0
@@ -95,7 +94,7 @@ class FrameHeader:
 
 def pack(header: FrameHeader, piece: Buffer) -> bytes:
     """Encode the header of a piece."""
-    origin = (MAGIC, PROTOCOL, header.kind, len(header.sizes), header.nonce, header.worker)
+    origin = (MAGIC, PROTOCOL, header.kind, len(header.sizes), header.worker)
     numbers = (header.sequence, header.acknowledged, header.step, header.version)
     names = (header.topic.encode("ascii"), header.codec.encode("ascii"))
     sizes = header.sizes + (0,) * (MAX_PARTS - len(header.sizes))
@@ -106,7 +105,7 @@ def pack(header: FrameHeader, piece: Buffer) -> bytes:
 
 def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     """Decode and verify the header of a piece; raise ProtocolError for any corruption."""
-    _, _, kind, num_parts, nonce, worker, nbytes, *rest = _FIXED.unpack(_verified(frame))
+    _, _, kind, num_parts, worker, nbytes, *rest = _FIXED.unpack(_verified(frame))
     sequence, acknowledged, step, version, topic, codec, *sizes, offset, checksum = rest
     if memoryview(piece).nbytes != nbytes or zlib.crc32(piece) != checksum:
         raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
@@ -126,7 +125,7 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if not ((topic + codec).isascii() and (topic + codec).isprintable()):
         raise ProtocolError("a topic or codec that is not printable ASCII")
     numbers, used = (sequence, acknowledged, step, version), tuple(sizes[:num_parts])
-    return FrameHeader(MessageKind(kind), nonce, worker, *numbers, topic, codec, used, offset)
+    return FrameHeader(MessageKind(kind), worker, *numbers, topic, codec, used, offset)
 
 
 def _verified(frame: Buffer) -> memoryview:

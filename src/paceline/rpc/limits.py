@@ -4,12 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from hashlib import sha256
 from importlib.metadata import version
 
 from paceline.core.errors import InvalidInput, printable
-from paceline.rpc.frames import NONCE_NBYTES
 
 WINDOW = 8  # maximum number of a worker's requests without an acknowledged reply
 QUEUED_PIECES = 32  # maximum number of pieces queued in each direction of a connection: 8 MiB
@@ -27,16 +24,12 @@ _LOG_PAUSE_S = 5.0
 MOST_TEXT = 300  # maximum characters of a peer's text in a log line or an error
 
 
-def nonce_of(run_id: str) -> bytes:
-    """Hash a run's name to the 8 bytes that identify the run in message headers.
-
-    Raises InvalidInput for an invalid name.
-    """
+def check_run_name(run_id: str) -> None:
+    """Raise InvalidInput for an invalid name of a run."""
     is_valid = run_id.isascii() and run_id.isprintable() and 0 < len(run_id) <= _MAX_RUN_ID
     if not is_valid:
         problem = f"must be 1 to {_MAX_RUN_ID} printable ASCII characters"
         raise InvalidInput("run_name", problem, got=run_id)
-    return sha256(run_id.encode()).digest()[:NONCE_NBYTES]
 
 
 @dataclass(frozen=True)
@@ -53,15 +46,10 @@ class Limits:
     settings: bytes = b""
 
     def __post_init__(self) -> None:
-        _ = self.nonce  # raises InvalidInput now, not in the server's thread
+        check_run_name(self.run_id)
         if len(self.settings) > _MAX_SETTINGS_NBYTES:
             problem = f"must have at most {_MAX_SETTINGS_NBYTES} bytes"
             raise InvalidInput("settings", problem, got=len(self.settings))
-
-    @cached_property
-    def nonce(self) -> bytes:
-        """The 8 bytes that identify the run in every message header."""
-        return nonce_of(self.run_id)
 
     def mismatch(self, worker: int, run_id: str, release: str) -> str:
         """Return the reason to refuse a worker; an empty text if the worker may join."""

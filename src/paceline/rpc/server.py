@@ -225,8 +225,6 @@ class Server:
         self.refusals.flush()
 
     def _receive_from(self, session: WorkerSession, header: FrameHeader, payload: Buffer) -> None:
-        if header.nonce != self._limits.nonce or header.worker != session.worker:
-            raise ProtocolError(f"a {header.kind.name} of another run or worker")
         session.heard_s = self._clock()
         self.received_nbytes += wire_nbytes(payload)
         # Acknowledge replies first: the number of unacknowledged replies limits further requests.
@@ -283,8 +281,7 @@ class Server:
         message: Message = frames.NO_CONTENT,
     ) -> None:
         """Send a one-piece message that is no reply; drop the message if the queue is full."""
-        header = FrameHeader(kind, self._limits.nonce, session.worker, sequence)
-        self._send(session, next(frames.split(header, message)))
+        self._send(session, next(frames.split(FrameHeader(kind, sequence=sequence), message)))
 
     def _send(self, session: WorkerSession, piece: frames.MessagePiece) -> bool:
         """Send a piece; return False if the worker is disconnected, or if its queue is full."""

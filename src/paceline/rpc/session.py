@@ -30,7 +30,7 @@ class WorkerSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker, self._clock = worker, clock
-        self.token = os.urandom(frames.NONCE_NBYTES)  # unique among all sessions of all hubs
+        self.token = os.urandom(frames.SESSION_NBYTES)  # unique among all sessions of all hubs
         self.heard_s = self._clock()
         self.last_request = last_request
         self._limits = limits
@@ -98,6 +98,5 @@ class WorkerSession:
             sequence = self._unsent.popleft()
             reply = self._replies.get(sequence)  # None if acknowledged in the meantime
             if reply is not None:
-                header = FrameHeader(MessageKind.REPLY, self._limits.nonce, self.worker, sequence)
-                return header, reply
+                return FrameHeader(MessageKind.REPLY, sequence=sequence), reply
         return None
