@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25  # longest wait for a message between two checks of the deadline
 _WELCOME_S = 5.0
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # shortest and longest pause before the next connection
-_STABLE_S = 1.0  # a connection that lasted longer resets the pause to the shortest
+_PAUSE_S = 0.2  # pause before the next connection
 _RESTARTED = "the hub was restarted or has dropped this worker; the worker repeats its step"
 
 
@@ -225,14 +224,10 @@ class Client:
     def _run(self) -> None:
         """Connect to the hub; reconnect after lost connections, until `close` or the deadline."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        pause_s = _MIN_PAUSE_S
         try:
             while not self._closing.is_set():
-                began_s = self._clock()
                 self._use(Connection(context, self._address))
-                is_stable = self._clock() - began_s > _STABLE_S
-                pause_s = _MIN_PAUSE_S if is_stable else min(2 * pause_s, _MAX_PAUSE_S)
-                self._closing.wait(pause_s)
+                self._closing.wait(_PAUSE_S)
                 if self._clock() - self._heard_s >= self._deadline_s:
                     what = f"no message from the hub at {self._address}"
                     if self._outbox.session == NO_SESSION:
