@@ -151,7 +151,7 @@ class Hub(Closed):
         if message.topic == "fetch":
             parameters, half = stretched(state, self._nbytes), self._nbytes // 2
             parts = (parameters[:half], b"", parameters[half:])
-            reply = Message("fetch", message.step, steps, "none", parts)
+            reply = Message("fetch", message.step, steps, parts)
         else:
             self.states[request.worker] = steps + 1, stretched(state + b"".join(message.parts))
             self.executed.append((request.worker, message.step))
@@ -201,7 +201,7 @@ def _step(client: Client, steps: int, nbytes: int) -> bool:
         return True
     view, third = memoryview(stretched(b"".join(fetched.parts), nbytes)), nbytes // 3
     step = fetched.version
-    pushed = client.request(Message("push", step, step, "none", (view[:third], view[third:])))
+    pushed = client.request(Message("push", step, step, (view[:third], view[third:])))
     assert pushed.result().version == step + 1
     return False
 

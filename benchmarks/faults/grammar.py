@@ -24,7 +24,6 @@ _TOPICS = (
     *("buffers", "profile", "probe", "done", "failed", "again", "refused"),
     *("state", "round", "units", "part", "parts", "tested", "saved", "clock", "gossip", ""),
 )
-_CODECS = ("", "dynamic8", "half", "onebit", "linear4", "threshold:0.1", "nonsense")
 _FAR = st.sampled_from((0, 1, -1, 2, 7, 1000, 2**31, 2**53, 2**62, -(2**62)))
 _NEAR = st.sampled_from((-1, 1, 2, -1000, 1000))
 _VALUES = (float("nan"), float("inf"), -float("inf"), 3e38, -1.0, 0.0, 1e-30, 0.5, 2.0**53)
@@ -151,7 +150,6 @@ _RULES: dict[str, SearchStrategy[Rule]] = {
     "topic": _with("topic", st.sampled_from(_TOPICS)),
     "step": _number("step"),
     "version": _number("version"),
-    "codec": _with("codec", st.sampled_from(_CODECS)),
     "fewer_parts": PLACES.map(_fewer_parts),
     "more_parts": st.builds(_more_parts, PLACES, PLACES),
     "other_order": st.lists(PLACES, min_size=2, max_size=8).map(_other_order),

@@ -152,10 +152,13 @@ def test_values_without_a_codec_arrive_unchanged(dtype: torch.dtype):
 
 
 def test_values_that_do_not_fit_or_are_not_finite_are_refused():
-    for codec, nbytes in (("", 12), ("half", 16)):
-        sent = Message("activation_gradients", codec=codec, parts=(bytearray(nbytes),))
-        with refused("activation_gradients"):
-            endpoint().values(Purpose.ACTIVATION_GRADIENTS, sent, 0.0, 4)
+    sent = Message("activation_gradients", parts=(bytearray(12),))
+    for end, field in (
+        (endpoint(), "activation_gradients"),
+        (endpoint(activation_gradients="half"), "payload"),
+    ):
+        with refused(field):
+            end.values(Purpose.ACTIVATION_GRADIENTS, sent, 0.0, 4)
     values = torch.tensor([1.0, 2.0, float("nan"), 3.0])
     with pytest.raises(NonFinite, match="activation_gradients"):
         endpoint(activation_gradients="half").message(Purpose.ACTIVATION_GRADIENTS, 0, 0, values)

@@ -39,8 +39,8 @@ def _frame_seeds(folder: Path) -> list[bytes]:
     request = FrameHeader(MessageKind.REQUEST, 1, sequence=5, acknowledged=4)
     made = [
         (hello, Message("", parts=(b"run", b"layout", b"session"))),
-        (request, Message("activations", 7, 6, "dynamic8", parts)),
-        (request, Message("gradients", 7, 6, "", (bytes(frames.PIECE_NBYTES + 100),))),
+        (request, Message("activations", 7, 6, parts)),
+        (request, Message("gradients", 7, 6, (bytes(frames.PIECE_NBYTES + 100),))),
         (FrameHeader(MessageKind.HEARTBEAT), Message("")),
     ]
     found = []

@@ -29,9 +29,9 @@ MAX_MESSAGE_NBYTES = 1 << 40
 SESSION_NBYTES = 8
 NO_SESSION = bytes(SESSION_NBYTES)
 
-_NAME_NBYTES = 24
+_TOPIC_NBYTES = 24
 _PREFIX = struct.Struct("<4sBB")
-_FIXED = struct.Struct(f"<4sBBHIIQQqq{_NAME_NBYTES}s{_NAME_NBYTES}s{MAX_PARTS}QQI")
+_FIXED = struct.Struct(f"<4sBBHIIQQqq{_TOPIC_NBYTES}s{MAX_PARTS}QQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_NBYTES = _FIXED.size + _CHECKSUM.size
 
@@ -82,7 +82,6 @@ class FrameHeader:
     step: int = 0
     version: int = 0
     topic: str = ""
-    codec: str = ""
     sizes: tuple[int, ...] = ()
     offset: int = 0
 
@@ -96,17 +95,17 @@ def pack(header: FrameHeader, piece: Buffer) -> bytes:
     """Encode the header of a piece."""
     origin = (MAGIC, PROTOCOL, header.kind, len(header.sizes), header.worker)
     numbers = (header.sequence, header.acknowledged, header.step, header.version)
-    names = (header.topic.encode("ascii"), header.codec.encode("ascii"))
+    topic = header.topic.encode("ascii")
     sizes = header.sizes + (0,) * (MAX_PARTS - len(header.sizes))
     place = (*sizes, header.offset, zlib.crc32(piece))
-    fixed = _FIXED.pack(*origin, memoryview(piece).nbytes, *numbers, *names, *place)
+    fixed = _FIXED.pack(*origin, memoryview(piece).nbytes, *numbers, topic, *place)
     return fixed + _CHECKSUM.pack(zlib.crc32(fixed))
 
 
 def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     """Decode and verify the header of a piece; raise ProtocolError for any corruption."""
     _, _, kind, num_parts, worker, nbytes, *rest = _FIXED.unpack(_verified(frame))
-    sequence, acknowledged, step, version, topic, codec, *sizes, offset, checksum = rest
+    sequence, acknowledged, step, version, topic, *sizes, offset, checksum = rest
     if memoryview(piece).nbytes != nbytes or zlib.crc32(piece) != checksum:
         raise ProtocolError(f"a piece of {nbytes} bytes, cut off or with a wrong checksum")
     if num_parts > MAX_PARTS or any(sizes[num_parts:]):
@@ -121,11 +120,10 @@ def unpack(frame: Buffer, piece: Buffer) -> FrameHeader:
     if kind not in _KINDS:
         raise ProtocolError(f"unknown message kind {kind}")
     topic = topic.rstrip(b"\0").decode("ascii", errors="replace")
-    codec = codec.rstrip(b"\0").decode("ascii", errors="replace")
-    if not ((topic + codec).isascii() and (topic + codec).isprintable()):
-        raise ProtocolError("a topic or codec that is not printable ASCII")
+    if not (topic.isascii() and topic.isprintable()):
+        raise ProtocolError("a topic that is not printable ASCII")
     numbers, used = (sequence, acknowledged, step, version), tuple(sizes[:num_parts])
-    return FrameHeader(MessageKind(kind), worker, *numbers, topic, codec, used, offset)
+    return FrameHeader(MessageKind(kind), worker, *numbers, topic, used, offset)
 
 
 def _verified(frame: Buffer) -> memoryview:
@@ -148,23 +146,22 @@ def _verified(frame: Buffer) -> memoryview:
 class Message:
     """A request or a reply: a topic, and raw bytes in at most eight parts.
 
-    `codec`: the name of the codec that encoded the parts. The protocol transmits `step`, `version`
-    and `codec`, but does not interpret them. Parts are contiguous buffers, such as
-    `memoryview(array)`, and are not copied: the sender must not change a request before its reply
-    arrives, nor a reply before the worker acknowledges it. The receiver owns received parts.
+    The protocol transmits `step` and `version`, but does not interpret them. Parts are contiguous
+    buffers, such as `memoryview(array)`, and are not copied: the sender must not change a request
+    before its reply arrives, nor a reply before the worker acknowledges it. The receiver owns
+    received parts.
     """
 
     topic: str
     step: int = 0
     version: int = 0
-    codec: str = ""
     parts: tuple[Buffer, ...] = ()
 
     def __post_init__(self) -> None:
-        for field, name in (("topic", self.topic), ("codec", self.codec)):
-            if not (name.isascii() and name.isprintable() and len(name) <= _NAME_NBYTES):
-                problem = f"must be at most {_NAME_NBYTES} printable ASCII characters"
-                raise InvalidInput(field, problem, got=name)
+        topic = self.topic
+        if not (topic.isascii() and topic.isprintable() and len(topic) <= _TOPIC_NBYTES):
+            problem = f"must be at most {_TOPIC_NBYTES} printable ASCII characters"
+            raise InvalidInput("topic", problem, got=topic)
         if len(self.parts) > MAX_PARTS:
             raise InvalidInput("parts", f"must be at most {MAX_PARTS}", got=len(self.parts))
 
@@ -191,8 +188,8 @@ def split(header: FrameHeader, message: Message) -> Iterator[MessagePiece]:
         view = memoryview(part)
         # memoryview.cast fails for an empty view of several dimensions.
         views.append(view.cast("B") if view.nbytes else memoryview(b""))
-    header = replace(header, step=message.step, version=message.version, codec=message.codec)
-    header = replace(header, topic=message.topic, sizes=tuple(view.nbytes for view in views))
+    header = replace(header, step=message.step, version=message.version, topic=message.topic)
+    header = replace(header, sizes=tuple(view.nbytes for view in views))
     if header.total_nbytes <= PIECE_NBYTES:
         joined = b"".join(views)
         yield MessagePiece(pack(header, joined), joined)
@@ -262,7 +259,7 @@ class Assembly:
             return None
         parts = tuple(part.data for part in self._parts)
         self._first, self._parts = None, []
-        return Message(first.topic, first.step, first.version, first.codec, parts)
+        return Message(first.topic, first.step, first.version, parts)
 
 
 def single_parts(header: FrameHeader, payload: Buffer, count: int) -> tuple[bytes, ...]:

@@ -142,14 +142,13 @@ class Endpoint:
                 buffers = tuple(buffer.cpu() for buffer in buffers)
         parts = (*before, *(part_of(buffer.contiguous()) for buffer in buffers))
         self.recorder.sends(step, purpose)
-        name = "" if codec is None else codec.name
-        return Message(purpose.value, step, version, name, parts)
+        return Message(purpose.value, step, version, parts)
 
     def values(self, purpose: Purpose, message: Message, at_s: float, count: int) -> Tensor:
         """Decode the `count` values of a message that arrived at time `at_s`."""
         self.recorder.received(message.step, purpose, at_s)
         buffers = self.to_device(message.step, purpose, parts_of(message))
-        return self.decode(message.step, purpose, message.codec, buffers, count)
+        return self.decode(message.step, purpose, buffers, count)
 
     def to_device(self, step: int, purpose: Purpose, parts: Parts) -> tuple[Tensor, ...]:
         """Copy received parts to the device, still encoded."""
@@ -168,18 +167,12 @@ class Endpoint:
             device.keep(buffer)  # keeps its memory until the current stream has decoded it
         return moved
 
-    def decode(
-        self, step: int, purpose: Purpose, codec: str, buffers: Sequence[Tensor], count: int
-    ) -> Tensor:
-        """Decode `count` values from received parts; InvalidInput for a wrong codec or size."""
-        own = self._codecs.get(purpose)
-        name = "" if own is None else own.name
-        if codec != name:
-            problem = f"must be encoded with codec {name or 'none'!r}"
-            raise InvalidInput(purpose, problem, got=codec or "none")
-        if own is not None:
+    def decode(self, step: int, purpose: Purpose, buffers: Sequence[Tensor], count: int) -> Tensor:
+        """Decode `count` values from received parts; InvalidInput for a wrong size."""
+        codec = self._codecs.get(purpose)
+        if codec is not None:
             with self.recorder.work(step, Kind.DECODE, purpose):
-                return own.decode(Payload(name, count, tuple(buffers)))
+                return codec.decode(Payload(codec.name, count, tuple(buffers)))
         found, nbytes = sum(buffer.numel() for buffer in buffers), count * self._dtype.itemsize
         if len(buffers) != 1 or found != nbytes:
             problem = f"must be {nbytes:,} bytes in one part, {count:,} values of {self._dtype}"

@@ -257,7 +257,7 @@ class Answers:
         targets = batches.targets(endpoint.to_device(step, Purpose.LABELS, of_targets), count)
         buffers = endpoint.to_device(step, Purpose.ACTIVATIONS, rest)
         shape = (count, *self._job.halves.crossing)
-        values = endpoint.decode(step, Purpose.ACTIVATIONS, message.codec, buffers, prod(shape))
+        values = endpoint.decode(step, Purpose.ACTIVATIONS, buffers, prod(shape))
         self.nbytes[Purpose.LABELS] += sum(part.nbytes for part in of_targets)
         self.nbytes[Purpose.ACTIVATIONS] += sum(part.nbytes for part in rest)
         torch.manual_seed(self._job.spec.seed_of(worker, step))

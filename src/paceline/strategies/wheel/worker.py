@@ -170,7 +170,7 @@ class BodyWorker:
             is_last = self._step + 1 == self._share.num_steps
             early = self._fetch(self._step + 1) if self._prefetches and not is_last else None
             with self._turns.of(self.worker):
-                pushed = self._backward(forward, reply.codec, buffers)
+                pushed = self._backward(forward, buffers)
                 if not self._prefetches or is_last:
                     self._result(pushed)
                     pushed = None
@@ -209,13 +209,13 @@ class BodyWorker:
         self._batch = self._load(step + 1)
         return Forward(reply.version, outputs, answer)
 
-    def _backward(self, forward: Forward, codec: str, buffers: Sequence[Tensor]) -> ReplyFuture:
+    def _backward(self, forward: Forward, buffers: Sequence[Tensor]) -> ReplyFuture:
         """Run the body's backward pass, and send the gradients to the hub.
 
-        `buffers`: the activation gradients, encoded with `codec`, on the device.
+        `buffers`: the encoded activation gradients, on the device.
         """
         step, outputs, purpose = self._step, forward.outputs, Purpose.ACTIVATION_GRADIENTS
-        values = self._endpoint.decode(step, purpose, codec, buffers, outputs.numel())
+        values = self._endpoint.decode(step, purpose, buffers, outputs.numel())
         with self._recorder.work(step, Kind.BACKWARD):
             torch.autograd.backward(outputs, values.view(outputs.shape))
         gradients = protocol.take_gradients(self._halves.body_names, self._parameters)
