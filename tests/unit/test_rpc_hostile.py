@@ -43,21 +43,13 @@ def raw(hub) -> Iterator[Raw]:
         yield one
 
 
-def piece_of(raw: Raw, nbytes: int, size: int, offset: int = 0) -> None:
-    """Send a piece of `nbytes` bytes of a push of `size` bytes."""
-    header = raw.header(MessageKind.REQUEST, 1, topic="push", sizes=(size,), offset=offset)
-    raw.frames(pack(header, bytes(nbytes)), bytes(nbytes))
-
-
 @pytest.mark.parametrize(
     ("wrong", "num_done"),
     [
-        (lambda raw: piece_of(raw, PIECE_NBYTES, 1 << 39), 0),
         (lambda raw: [raw.push(sequence) for sequence in range(1, 10)], 8),
-        (lambda raw: piece_of(raw, 500, 1000, offset=500), 0),
         (lambda raw: raw.send(raw.header(MessageKind.WELCOME, 1), b"x"), 0),
     ],
-    ids=["too large", "too many", "not the next piece", "hub only"],
+    ids=["too many", "hub only"],
 )
 def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, num_done: int):
     token, _ = raw.join()
