@@ -69,7 +69,6 @@ class Outbox:
         self._sent = 0  # the number of the last request that was sent over this connection
         self._next = 1  # the next request's number; a hub that has received none reports 0
         self._max_message_nbytes = 0
-        self._has_restarted = False
 
     @property
     def acknowledged(self) -> int:
@@ -86,11 +85,10 @@ class Outbox:
     def admit(self, message: Message) -> ReplyFuture:
         """Append a request, once the limits on unanswered requests allow another request.
 
-        Raises InvalidInput if the request is too large, and HubRestarted if the hub was restarted.
+        Raises InvalidInput if the request is too large.
         """
         nbytes = message.nbytes
         with self.changed:
-            session = self.session
             if nbytes > self._max_message_nbytes:
                 problem = f"must be at most {self._max_message_nbytes:,} bytes, the hub's limit"
                 hint = "hub and worker must have the same model and batch size"
@@ -103,12 +101,9 @@ class Outbox:
                 fits = in_flight_nbytes + nbytes <= credit_nbytes
                 return unacknowledged < limits.WINDOW and fits
 
-            self.changed.wait_for(lambda: self.failure or self._has_restarted or has_room())
+            self.changed.wait_for(lambda: self.failure or has_room())
             if self.failure is not None:
                 raise _copy_of(self.failure)
-            if self._has_restarted or self.session != session:
-                self._has_restarted = False
-                raise HubRestarted(_RESTARTED)
             future = ReplyFuture(self._next, message)
             self._next += 1
             self._open[future.sequence] = future
@@ -127,7 +122,7 @@ class Outbox:
         """Begin or resume a session; requests after `last_request` will be sent (again).
 
         Returns False if `session` replaces another session. Then all requests without a reply raise
-        HubRestarted; if there are no such requests, the next call of `admit` raises HubRestarted.
+        HubRestarted.
         """
         with self.changed:
             before, self.session = self.session, session
@@ -135,7 +130,6 @@ class Outbox:
             self._sent = last_request
             is_known = before in (NO_SESSION, session)
             if not is_known:
-                self._has_restarted = not self._open
                 self._end(HubRestarted(_RESTARTED))
             self.changed.notify_all()
             return is_known
