@@ -19,7 +19,7 @@ from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
 from paceline.strategies.wheel.job import TrainingJob, model_and_halves, recipe_in
-from paceline.strategies.wheel.protocol import Topic
+from paceline.strategies.wheel.protocol import OF_LIVE, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.worker import take_part
 from paceline.training.models.paced import PacedSGD
@@ -110,6 +110,13 @@ def test_a_process_with_workers_that_do_not_share_a_device_is_refused(hub: Hub):
     )
     with refused("workers"), connected(settings, None) as clients:
         take_part(settings, clients)
+
+
+def test_workers_that_do_not_train_must_begin_again(hub: Hub):
+    """For example after a restart of the hub between two requests of a step."""
+    with closing(client(hub, 0)) as one:
+        for topic in OF_LIVE:
+            assert one.request(Message(topic.value)).result().topic == Topic.AGAIN
 
 
 def test_workers_with_heartbeats_that_complete_no_step_are_lost(hub: Hub, clock: Clock):
