@@ -92,7 +92,6 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, keep: int = 2) -> None:
         self.path, self._keep = path, keep
-        self._damaged: set[Path] = set()  # checkpoints that `latest` found damaged
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -104,10 +103,10 @@ class CheckpointFolder:
 
         `tensors`: tensors in host memory; `FILE/NAME` is stored as NAME in FILE.safetensors.
         `parts`: plain values; FILE is stored in FILE.json. Afterwards, the folder contains only
-        this checkpoint and the `keep` - 1 undamaged ones before it. Checkpoints of later steps are
-        removed, because the run has resumed from an earlier step. Raises CheckpointNotWritten if
-        writing fails, for example on a full disk; earlier checkpoints then stay intact. Raises
-        InvalidInput for an unsupported value.
+        this checkpoint and the `keep` - 1 ones before it. Checkpoints of later steps are removed,
+        because the run has resumed from an earlier step. Raises CheckpointNotWritten if writing
+        fails, for example on a full disk; earlier checkpoints then stay intact. Raises InvalidInput
+        for an unsupported value.
         """
         files: dict[str, Any] = {  # encode before writing, as unsupported values raise InvalidInput
             f"{name}{_JSON}": json_values.dumps(name, one) for name, one in parts.items()
@@ -153,7 +152,6 @@ class CheckpointFolder:
                 manifest.check_files(path, found)
             except Damaged as error:
                 skipped.append(f"{path}: {error}")
-                self._damaged.add(path)
                 continue
             written_s = (path / MANIFEST).stat().st_mtime
             return Loaded(path, found.step, tuple(found.files), written_s, tuple(skipped))
@@ -204,9 +202,7 @@ class CheckpointFolder:
             entries = {name: _write_file(partial / name, one) for name, one in files.items()}
             _write_file(partial / MANIFEST, manifest.to_bytes(Manifest(step, entries)))
             _sync(partial)
-            if path in self._damaged:
-                self._remove(path)
-            elif path.exists():  # keep the old checkpoint readable until the new one is complete
+            if path.exists():  # keep the old checkpoint readable until the new one is complete
                 path.rename(path.with_name(path.name + _OLD))
                 reach("checkpoint.replacing", step=step)
             partial.rename(path)
@@ -218,13 +214,9 @@ class CheckpointFolder:
         return path
 
     def _remove_others(self, step: int) -> None:
-        """Remove checkpoints that are later than `step`, damaged or `.old`.
-
-        Of the other checkpoints, keep only the newest `keep`.
-        """
+        """Remove checkpoints that are later than `step` or `.old`; keep the newest `keep`."""
         found = self._found()
-        whole = [one for one in found if one.is_newer and one.path not in self._damaged]
-        kept = [one for one in whole if one.step <= step][-self._keep :]
+        kept = [one for one in found if one.is_newer and one.step <= step][-self._keep :]
         for one in found:
             if one not in kept:
                 try:
@@ -233,16 +225,14 @@ class CheckpointFolder:
                     logger.warning("%s: cannot remove it: %s", one.path, error.strerror)
 
     def _clean_up(self) -> None:
-        """Remove what killed writers left; rename step-N.old to step-N if that is unusable."""
+        """Remove what killed writers left; rename step-N.old to step-N if that is missing."""
         for partial in self.path.glob(f"{_PARTIAL}*"):
             _delete(partial)
         for one in self._found():
             if one.is_newer:
                 continue
             path = self.path / _name(one.step)
-            if path in self._damaged:
-                self._remove(path)
-            if path.exists() or one.path in self._damaged:
+            if path.exists():
                 self._remove(one.path)
             else:
                 one.path.rename(path)
@@ -252,7 +242,6 @@ class CheckpointFolder:
         partial = self._temporary()
         path.rename(partial)
         reach("checkpoint.removing")
-        self._damaged.discard(path)
         _delete(partial)
 
     def _temporary(self) -> Path:
