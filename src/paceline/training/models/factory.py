@@ -46,11 +46,9 @@ class Architecture:
     def build(self, num_classes: int | None = None) -> nn.Module:
         """Return a new model with `num_classes` classes; None: the default number.
 
-        User factories ignore `num_classes`. Raises InvalidInput for a number below 1, and if a
-        user's factory fails or returns no trainable model.
+        User factories ignore `num_classes`. Raises InvalidInput if a user's factory fails or
+        returns no trainable model.
         """
-        if num_classes is not None and num_classes < 1:
-            raise InvalidInput("num_classes", "must be at least 1", got=num_classes)
         return self.make(num_classes or self.num_classes)
 
 
@@ -108,7 +106,8 @@ def find(name: str) -> Architecture:
     if name == ANY_WIDTH:
         widths = MLP_WIDTHS
     if widths:
-        networks.MLP.check(widths)
+        if len(widths) < 2 or min(widths) < 1:
+            raise InvalidInput("model", "must have at least two positive widths", got=name)
         is_sigmoid = name in _SIGMOID_MLPS or name.startswith("sigmoid-")
         network, hidden = networks.SigmoidMLP if is_sigmoid else networks.MLP, widths[:-1]
         return Architecture(lambda n: network((*hidden, n)), (widths[0],), widths[-1])

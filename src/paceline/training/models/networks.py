@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.core.errors import InvalidInput
-
 _SIGMOID_GAIN = 6.0
 # Output channels of the 3x3 convolutions in each block; each block ends in a 2x2 pooling.
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -129,20 +127,12 @@ class MLP(nn.Sequential):
     """Multilayer perceptron with ReLU activations.
 
     `widths`: the number of units of every layer from input to output, such as (54, 512, 512, 2).
-    Raises InvalidInput for fewer than two widths, or a width below 1.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
         self.layers = _fully_connected(widths, bias=True, activation=partial(nn.ReLU, inplace=True))
         he_normal_(self)
-
-    @staticmethod
-    def check(widths: Sequence[int]) -> None:
-        """Raise InvalidInput unless `widths` has at least two numbers, all of them positive."""
-        if len(widths) < 2 or min(widths) < 1:
-            shown = "-".join(map(str, widths))
-            raise InvalidInput("model", "must have at least two positive widths", got=shown)
 
 
 class SigmoidMLP(nn.Sequential):
@@ -164,7 +154,6 @@ class SigmoidMLP(nn.Sequential):
 def _fully_connected(
     widths: Sequence[int], *, bias: bool, activation: Callable[[], nn.Module]
 ) -> nn.Sequential:
-    MLP.check(widths)
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs, bias=bias), activation()]
