@@ -65,7 +65,7 @@ def chained(*between: nn.Module) -> nn.Sequential:
 def test_body_and_head_are_the_model():
     torch.manual_seed(0)
     model, images = Functional(), torch.randn(2, 1, 4, 4)
-    body, head = partition(model, ["fc1", "fc2"], "net")
+    body, head = partition(model, ["fc1", "fc2"], "net", images)
     values = body(images)
     assert [name for name, _ in body.named_parameters()] == ["conv.weight", "conv.bias"]
     for layer in head:
@@ -90,7 +90,7 @@ def test_body_and_head_are_the_model():
 )
 def test_what_cannot_be_split_is_refused(model, names):
     with refused("head"):
-        partition(model, names, "net")
+        partition(model, names, "net", torch.randn(2, 4))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

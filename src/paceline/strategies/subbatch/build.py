@@ -38,7 +38,7 @@ def split(
     config: SubBatch,
     group: Group,
     seed: int,
-    inputs: Any = None,
+    inputs: Any,
     rows_per_sample: int | None = None,
 ) -> SplitModel:
     """Return this rank's part of the model that `build` makes after `torch.manual_seed(seed)`.
@@ -54,8 +54,7 @@ def split(
         shardings = [Sharding.even(head.num_outputs(layer), config.workers) for layer in layers]
         own = {name: one.shard(group.rank) for name, one in zip(names, shardings, strict=True)}
         module = build_sharded(build, own, seed).train().to(group.device)
-        if inputs is not None:
-            inputs = tree_map(lambda leaf: leaf.to(group.device), inputs)
+        inputs = tree_map(lambda leaf: leaf.to(group.device), inputs)
         body, traced = partition(module, names, workload.name, inputs)
     except InvalidInput:
         if why := _tie(build):

@@ -46,22 +46,20 @@ class TracedLayer:
 
 
 def partition(
-    model: nn.Module, names: Sequence[str], label: str, inputs: Any = None
+    model: nn.Module, names: Sequence[str], label: str, inputs: Any
 ) -> tuple[nn.Module, tuple[TracedLayer, ...]]:
     """Split a model into a body and a head; the head consists of the layers `names`.
 
     The body shares the model's modules, under the same names. `label`: name of the model in errors.
-    `inputs`: samples with which `bypassed` tries to split off a single layer without tracing; None:
-    always trace the model. Raises InvalidInput if a layer or connection prevents the split.
+    `inputs`: samples with which `bypassed` tries to split off a single layer without tracing.
+    Raises InvalidInput if a layer or connection prevents the split.
     """
 
     def refusal(problem: str, hint: str = "") -> InvalidInput:
         where = f"cannot begin at layer {names[0]!r} of {label}"
         return InvalidInput("head", f"{where}: {problem}", hint=hint)
 
-    body = None
-    if inputs is not None and len(names) == 1:
-        body = bypassed(model, names[0], inputs)
+    body = bypassed(model, names[0], inputs) if len(names) == 1 else None
     if body is None:
         body, head = _traced(model, names, refusal)
     else:
