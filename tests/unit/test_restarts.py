@@ -27,7 +27,8 @@ def test_a_run_restarts_from_its_newest_undamaged_checkpoint(tmp_path: Path) -> 
     assert again.settings.resume == tmp_path / "mine"
 
 
-def test_without_a_checkpoint_a_run_restarts_in_another_folder(tmp_path: Path) -> None:
-    again = restarted(request_in(tmp_path), "worker 1 was lost")
-    assert again.run_id != "mine"
+def test_without_a_checkpoint_a_run_starts_again_in_its_folder(tmp_path: Path) -> None:
+    request = request_in(tmp_path)
+    again = restarted(request, "worker 1 was lost")
+    assert again == request.model_copy(update={"lost": again.lost})
     assert again.lost

@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.settings import TrainSettings
 from paceline.links.group import Group
 from paceline.links.launch import launch
-from paceline.runs.folder import make_folder, run_folder
+from paceline.runs.folder import run_folder
 from paceline.runs.launching import requested
 from paceline.runs.session import go_through
 from refusals import refused
@@ -67,11 +67,11 @@ def test_a_module_in_place_of_a_recipe_is_refused(verb):
         verb(nn.Sequential(nn.Linear(2, 2)))
 
 
-def ended(output: Path, error: BaseException, before=lambda folder: None, **how) -> Path:
+def ended(output: Path, error: BaseException, before=lambda folder: None) -> Path:
     """Call `before` in the folder of a run that then raises `error`; return the folder."""
 
     def run() -> None:
-        with run_folder(output, "run", TrainSettings(model="lenet5"), **how) as folder:
+        with run_folder(output, "run", TrainSettings(model="lenet5")) as folder:
             assert (folder / "run.toml").is_file()
             before(folder)
             raise error
@@ -90,11 +90,6 @@ def test_a_run_that_fails_before_its_first_result_leaves_no_folder(tmp_path: Pat
 def test_files_that_a_run_has_written_outlive_its_failure(tmp_path: Path):
     folder = ended(tmp_path, RuntimeError(), lambda folder: (folder / "checkpoints").mkdir())
     assert {path.name for path in folder.iterdir()} == {"run.toml", "checkpoints"}
-
-
-def test_the_folder_of_a_resumed_run_outlives_its_failure(tmp_path: Path):
-    make_folder(tmp_path, "run")
-    assert (ended(tmp_path, RuntimeError(), exists=True) / "run.toml").is_file()
 
 
 def test_a_removed_folder_does_not_hide_the_error(tmp_path: Path):

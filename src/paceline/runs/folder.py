@@ -30,7 +30,7 @@ _by_torchrun = count(1)  # number of the next run that this process starts under
 
 def new_id(model: str, suffix: str = "") -> str:
     """Return a unique folder name from the time, the model, and a suffix such as "-rehearsed"."""
-    return f"{_prefix(time.time(), model)}{suffix}-{uuid4().hex[:4]}"
+    return f"{_prefix(time.time(), model)}{suffix}-{uuid4().hex[:8]}"
 
 
 def _prefix(began_s: float, model: str) -> str:
@@ -51,37 +51,33 @@ def id_by_torchrun(model: str, suffix: str = "") -> str:
     return f"{_prefix(began_s, model)}{suffix}-{own:08x}{'' if number == 1 else f'-{number}'}"
 
 
-def make_folder(
-    output: Path, run_id: str, *, exists: bool = False, setting: str = "output"
-) -> Path:
-    """Create and return a run's folder; with `exists`, the folder may already exist.
+def make_folder(output: Path, run_id: str, setting: str = "output") -> Path:
+    """Create a run's folder, unless it exists, and return it.
 
     Raises InvalidInput for the setting named `setting` if the folder cannot be created.
     """
     folder = output / run_id
     try:
-        folder.mkdir(parents=True, exist_ok=exists)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(setting, f"cannot create {folder}: {error.strerror}") from None
     return folder
 
 
 @contextmanager
-def run_folder(
-    output: Path, run_id: str, settings: Record, *, exists: bool = False
-) -> Iterator[Path]:
-    """Create the folder of a run, write the settings as run.toml, and yield the folder.
+def run_folder(output: Path, run_id: str, settings: Record) -> Iterator[Path]:
+    """Create the folder of a run, unless it exists, write run.toml, and yield the folder.
 
-    With `exists`, the folder may already exist. Otherwise the folder is removed at the end if it
-    then contains only run.toml. Raises InvalidInput if the folder cannot be created or written to.
+    The folder is removed at the end if it then contains only run.toml. Raises InvalidInput if the
+    folder cannot be created or written to.
     """
-    folder = make_folder(output, run_id, exists=exists)
+    folder = make_folder(output, run_id)
     try:
         with written_config(folder, settings):
             yield folder
     finally:
         with suppress(OSError):  # do not hide the run's own error
-            if not exists and {path.name for path in folder.iterdir()} <= {FILE_NAME}:
+            if {path.name for path in folder.iterdir()} <= {FILE_NAME}:
                 (folder / FILE_NAME).unlink(missing_ok=True)
                 folder.rmdir()
 

@@ -128,7 +128,8 @@ def carry_out(request: RunRequest) -> Path:
             command = module_command("paceline.runs.launching", request.model_dump_json())
             launch(command, num_workers)
 
-        return with_restarts(attempt, request).folder
+        with_restarts(attempt, request)
+        return request.folder
     # A central process (hub or coordinator) leads the workers. It is this process, and starts or
     # admits the workers itself.
     if settings.listen is None:
@@ -143,7 +144,8 @@ def carry_out(request: RunRequest) -> Path:
             except Interrupted as error:
                 raise WorkersFailed(error.exit_code, str(error), is_said=False) from error
 
-    return with_restarts(alone, request).folder
+    with_restarts(alone, request)
+    return request.folder
 
 
 def _is_led(settings: TrainSettings | RehearseSettings) -> bool:

@@ -13,10 +13,9 @@ from paceline.core.errors import WorkerLost
 from paceline.core.settings import Record, RehearseSettings, TrainSettings
 from paceline.exchange.checkpoints import CHECKPOINTS
 from paceline.links.group import Group
-from paceline.runs.folder import new_id
 
 Verb = Literal["train", "plan", "rehearse"]
-_NUM_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_NUM_RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has restarted the ranks
 logger = logging.getLogger(__name__)
 
 
@@ -53,18 +52,17 @@ def resuming(request: RunRequest, folder: Path, lost: tuple[str, ...] = ()) -> R
     return request.model_copy(update={"settings": settings, "run_id": folder.name, "lost": lost})
 
 
-def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> RunRequest:
+def with_restarts(attempt: Callable[[RunRequest], None], request: RunRequest) -> None:
     """Attempt a request, and restart from the last checkpoint whenever a worker is lost.
 
-    Raises WorkerLost if a worker is lost after `max_restarts` restarts. Returns the request of the
-    last attempt, whose folder may differ from that of the first attempt.
+    Raises WorkerLost if a worker is lost after `max_restarts` restarts.
     """
     settings = request.settings
     num_left = settings.max_restarts if isinstance(settings, TrainSettings) else 0
     while True:
         try:
             attempt(request)
-            return request
+            return
         except WorkerLost as error:
             if not num_left:
                 raise
@@ -77,12 +75,9 @@ def restarted(request: RunRequest, why: str) -> RunRequest:
 
     `why`: a text that names the lost worker; it is logged, and added to the request's `lost`.
     """
-    step = _latest_step(request)
-    again = _from_step(request, step, f"{why}; restarted")
+    again = _from_step(request, _latest_step(request), f"{why}; restarted")
     logger.warning("%s", again.lost[-1])
-    if step is not None:
-        return again
-    return again.model_copy(update={"run_id": new_id(request.settings.model)})
+    return again
 
 
 def _latest_step(request: RunRequest) -> int | None:
@@ -103,17 +98,12 @@ def _from_step(request: RunRequest, step: int | None, why: str) -> RunRequest:
     return resuming(request, request.folder, (told,))
 
 
-def num_restarts_by_torchrun() -> int:
-    """Return how often torchrun has restarted this run's workers."""
-    return int(os.environ.get(_NUM_RESTARTS, "0"))
-
-
 def restarted_by_torchrun(request: RunRequest, group: Group) -> RunRequest:
     """Return the request that resumes from the last checkpoint, if torchrun restarted the ranks.
 
     Otherwise returns `request`. Rank 0 looks for the checkpoint; all ranks must call this together.
     """
-    num_restarts, settings = num_restarts_by_torchrun(), request.settings
+    num_restarts, settings = int(os.environ.get(_NUM_RESTARTS, "0")), request.settings
     is_first = isinstance(settings, TrainSettings) and settings.resume is None
     if not num_restarts or request.verb != "train" or not is_first:
         return request

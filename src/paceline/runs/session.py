@@ -6,7 +6,7 @@ profile -> forecast -> print the forecasts -> train or rehearse -> write and pri
 import logging
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +46,7 @@ from paceline.runs.forecasts import (
     train_best,
 )
 from paceline.runs.progress import TerminalProgress
-from paceline.runs.restarts import RunRequest, num_restarts_by_torchrun, restarted_by_torchrun
+from paceline.runs.restarts import RunRequest, restarted_by_torchrun
 from paceline.strategies import EXCHANGES
 
 _OF_RANK_0 = {"output", "tensorboard"}  # settings that only rank 0 uses
@@ -93,7 +93,8 @@ def _carried_out(
         about = runner.about
         # Create the folder first: a wrong --output must fail before hours of training.
         makes = session.writes_files and request.verb != "plan"
-        folder = stack.enter_context(_folder_of(session)) if makes else None
+        made = run_folder(settings.output, request.run_id, session.settings)
+        folder = stack.enter_context(made) if makes else None
         logger.info("%s", about)
         progress.samples_per_step = runner.samples_per_step
         with progress.measuring(settings.profile_s):
@@ -226,13 +227,6 @@ def _agreed(request: RunRequest, group: Group) -> RunRequest:
     return request.model_copy(update={"run_id": rows[0]["run_id"]})
 
 
-def _folder_of(session: TrainingSession) -> AbstractContextManager[Path]:
-    settings = session.settings
-    goes_on = isinstance(settings, TrainSettings) and settings.resume is not None
-    exists = goes_on or num_restarts_by_torchrun() > 0 or session.elastic is not None
-    return run_folder(settings.output, session.run_id, settings, exists=exists)
-
-
 def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgress:
     settings = request.settings
     if isinstance(settings, RehearseSettings):
@@ -240,7 +234,7 @@ def _progress(request: RunRequest, group: Group, err: Console) -> TerminalProgre
     scalars = None
     if settings.tensorboard is not None and group.rank == 0 and request.verb == "train":
         at = settings.tensorboard
-        scalars = make_folder(at, request.run_id, exists=True, setting="tensorboard")
+        scalars = make_folder(at, request.run_id, "tensorboard")
     num_epochs = settings.epochs if settings.steps is None else None
     return TerminalProgress(err, "training", num_epochs, scalars)
 
