@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,24 +93,15 @@ class TerminalProgress(Progress):
     def epoch(self, epoch: Epoch, score: str) -> None:
         """Log a finished epoch, and write its TensorBoard scalars; `score`: the metric's name."""
         logger.info("%s", epoch_line(epoch, self._num_epochs, score))
+        if self._board is None:
+            return
         rate = self._num_samples and self._num_samples / epoch.seconds
         losses = {"loss/train": epoch.train_loss, "loss/test": epoch.test_loss}
         scores = {f"{score}/test": epoch.score, "throughput/samples_per_s": rate}
-        self._add(epoch.number, losses | scores)
-
-    def step(self, number: int, seconds: Mapping[str, float]) -> None:
-        """Write the seconds of each part of a typical step to TensorBoard.
-
-        `number`: the epoch to which TensorBoard assigns them; 0 is the first.
-        """
-        self._add(number, {f"step/{part}_s": value for part, value in seconds.items()})
-
-    def _add(self, number: int, values: Mapping[str, float | None]) -> None:
-        if self._board is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._board.add_scalar(name, value, number + 1)
-            self._board.flush()
+        for name, value in (losses | scores).items():
+            if value is not None:
+                self._board.add_scalar(name, value, epoch.number + 1)
+        self._board.flush()
 
     def evaluation(self, found: Evaluation, score: str) -> None:
         """Log an evaluation within an epoch: the test loss, and the metric named `score`."""

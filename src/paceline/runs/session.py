@@ -115,9 +115,6 @@ def _carried_out(
         lost, decisions = (*request.lost, *outcome.lost), (*decisions, *outcome.decisions)
         outcome = outcome.model_copy(update={"lost": lost, "decisions": decisions})
         result, timelines = _result(session, forecasts, used, outcome)
-        if result.comparison is not None:
-            happened = {row.quantity: row.right_s for row in result.comparison.rows}
-            progress.step(len(result.epochs) - 1, happened)
         _save(session, runner, folder, result, timelines)
         if folder is not None:
             _show_result(result, folder, out, as_json=request.as_json)
