@@ -158,17 +158,16 @@ SCHEDULES: dict[str, Callable[[Any], lr_scheduler.LRScheduler]] = {
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.ExponentialLR(o, 0.9)]
     ),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
 }
 
 
-def rates(name: str, scheduler: Any, optimizer: Any, steps: range) -> list[Any]:
+def rates(scheduler: Any, optimizer: Any, num_steps: int) -> list[Any]:
     found = []
-    for number in steps:
+    for _ in range(num_steps):
         optimizer.step()
-        scheduler.step(*([1.0 / (number % 4 + 1)] if name == "ReduceLROnPlateau" else []))
+        scheduler.step()
         found.append([(group["lr"], group.get("momentum")) for group in optimizer.param_groups])
     return found
 
@@ -185,7 +184,7 @@ def test_a_schedule_goes_on_where_it_was(name: str, saved_at: int):
             return optimizer, SCHEDULES[name](optimizer)
 
     optimizer, scheduler = make()
-    rates(name, scheduler, optimizer, range(saved_at))
+    rates(scheduler, optimizer, saved_at)
     tensors, values = optimizer_state(optimizer, model.named_parameters())
     tensors, values = through_files(tensors, [values, schedule_state(scheduler)])
     before = copy.deepcopy(values[1])
@@ -193,8 +192,8 @@ def test_a_schedule_goes_on_where_it_was(name: str, saved_at: int):
     load_optimizer_state(other, model.named_parameters(), tensors, values[0])
     load_schedule_state(resumed, values[1])
     assert resumed.get_last_lr() == scheduler.get_last_lr()
-    expected = rates(name, scheduler, optimizer, range(saved_at, 15))
-    assert rates(name, resumed, other, range(saved_at, 15)) == expected
+    expected = rates(scheduler, optimizer, 15 - saved_at)
+    assert rates(resumed, other, 15 - saved_at) == expected
     assert values[1] == before
 
 
