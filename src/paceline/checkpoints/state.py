@@ -337,15 +337,11 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
     """Restore the states that `random_state` returned.
 
     If the states were saved on another kind of device, logs a warning, and leaves the generator of
-    `device` unchanged.
-
-    If a state is missing or invalid, raises InvalidInput and leaves the generators of torch, Python
-    and numpy unchanged.
+    `device` unchanged. Raises InvalidInput if a state is missing or invalid.
     """
     now, _ = random_state(device)
     own, saved = ({key: one[key] for key in one if key != "device"} for one in (now, tensors))
     check_fits(own, saved, "random")
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         python, numpy = values["python"], values["numpy"]
         words = tuple(tensors["python"].tolist())
@@ -356,9 +352,6 @@ def restore_random_state(device: torch.device, tensors: Mapping[str, Tensor], va
         if "device" in now and "device" in tensors:
             device_of(device).set_random_state(tensors["device"])
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
         raise InvalidInput("random", f"has an invalid state in the checkpoint: {error}") from None
     if ("device" in now) != ("device" in tensors):
         why = "the checkpoint was written on another kind of device"
