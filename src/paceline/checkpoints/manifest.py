@@ -56,7 +56,7 @@ class Manifest:
 
     step: Annotated[int, Field(ge=0, lt=2**63)]
     files: dict[Annotated[str, AfterValidator(check_file_name)], FileEntry]
-    format_version: Annotated[int, Field(ge=_FORMAT)] = _FORMAT
+    format_version: Annotated[int, Field(ge=_FORMAT, strict=True)] = _FORMAT
 
 
 def write_pieces(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> FileEntry:
@@ -96,8 +96,6 @@ def read(folder: Path) -> Manifest:
         problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
         hint = "use the Paceline version that wrote it, or a later version"
         raise InvalidInput(str(folder), problem, hint=hint)
-    if type(version) is not int or version != _FORMAT:
-        raise Damaged(f"{MANIFEST} is not valid: unknown format_version {version!r}")
     try:
         return TypeAdapter(Manifest).validate_python(fields)
     except ValidationError as error:
