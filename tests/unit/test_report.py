@@ -238,7 +238,7 @@ def test_a_page_shows_the_most_valuable_findings(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("score", "other"), [("accuracy", "precision@1"), ("precision@1", "accuracy")]
+    ("score", "other"), [("accuracy", "bits per byte"), ("bits per byte", "accuracy")]
 )
 def test_reports_name_the_score(tmp_path: Path, score: str, other: str) -> None:
     settings = TrainSettings(model="mlp", strategy="hogbatch")

@@ -20,7 +20,6 @@ from paceline.training.recipes.losses import (
     accuracy,
     bits_per_byte,
     class_loss,
-    label_loss,
     next_token_loss,
 )
 from paceline.training.recipes.recipe import Recipe
@@ -66,7 +65,7 @@ INT = torch.int64
         ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, ROWS, torch.zeros(1), "loss"),
         ({"loss": nn.CrossEntropyLoss(torch.ones(6))}, ROWS, torch.zeros(1), "loss"),
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, ROWS, torch.zeros(1), "loss"),
-        ({"loss": label_loss}, ROWS, torch.zeros(1, 6, dtype=torch.bool), "data"),
+        ({}, ROWS, torch.zeros(1, 6, dtype=torch.bool), "loss"),
         ({}, ROWS_OF_TOKENS, torch.zeros(1, 3, dtype=INT), "loss"),
         ({}, ROWS, torch.zeros(1), "loss"),
         ({"loss": next_token_loss}, ROWS_OF_TOKENS[0], torch.zeros(1, 3, dtype=INT), "loss"),

@@ -6,7 +6,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import torch
 from safetensors.torch import load_model
 
 from language_nets import VOCABULARY, WIDTH, Counting, Language, counting
@@ -17,8 +16,6 @@ from paceline.links.rendezvous import process_group
 from paceline.strategies import STRATEGIES
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.run import start
-from paceline.training.data import Dataset, spec
-from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.named import given
 from refusals import refused
 
@@ -36,21 +33,14 @@ def told(method: MagicMock) -> list[Any]:
     return [one.args[0] for one in method.call_args_list]
 
 
-def several_labels(*_: object) -> Dataset:
-    samples = TensorSamples(torch.rand(500, 20), torch.rand(500, 5) < 0.3)
-    return Dataset("several", samples, samples, 5, (20,))
-
-
 @pytest.mark.parametrize(
     ("field", "more"),
     [
         ("workers", {"workers": 2}),  # only one has started
-        ("data", {"data": "several:labels", "model": "mlp"}),  # several labels per sample
         ("clip_norm", {"clip_norm": 1.0, "options": {"updates": "sub-batch"}}),
     ],
 )
-def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any], monkeypatch):
-    monkeypatch.setitem(spec._OF_PATH, "several", several_labels)
+def test_what_does_not_fit_is_refused(field: str, more: dict[str, Any]):
     given_ones = {"model": "lenet5", "strategy": "subbatch", "workers": 1, "profile_s": 0.1}
     settings = TrainSettings(**given_ones | more)
     with process_group(20.0) as group, refused(field), start(session(settings, group)) as runner:

@@ -14,7 +14,6 @@ from paceline.core.settings import Record
 from paceline.core.timeline import Timeline
 from paceline.core.wire_format import threshold_of
 
-_SHARES = ("accuracy", "precision@1")
 SHARE_FACTOR = 1.25  # warn if a codec sends more values than declared, or fewer, by this factor
 Points = tuple[tuple[float, int], ...]  # each point: seconds of training, and a value
 
@@ -145,7 +144,7 @@ class ChunkTrial:
 
 def is_share(score: str) -> bool:
     """Return whether the score named `score` is a share of samples, to be shown in percent."""
-    return score in _SHARES
+    return score == "accuracy"
 
 
 class RunMetrics(Record):

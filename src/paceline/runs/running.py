@@ -33,10 +33,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of test samples classified correctly by the model; None for a rehearsal.
-
-        With several labels per sample, this share is precision@1 (see `result.score`).
-        """
+        """The share of test samples classified correctly by the model; None for a rehearsal."""
         return self.result.accuracy
 
     @property

@@ -162,8 +162,6 @@ def check_objective(recipe: Recipe, outputs: Any, targets: Any) -> None:
     once with zeros as outputs, to check that the score works.
     """
     loss = recipe.loss
-    if isinstance(targets, Tensor) and targets.dtype == torch.bool:
-        raise InvalidInput("data", "must have one label per sample, but has several", hint=_INSTEAD)
     of_tokens = loss is next_token_loss
     if not (of_tokens or loss in (class_loss, cross_entropy) or _is_plain(loss)):
         raise InvalidInput(

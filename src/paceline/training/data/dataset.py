@@ -25,9 +25,8 @@ class IndexedSamples(ABC):
     """A map-style data set that returns whole batches, for torch's DataLoader.
 
     A sample is a pair of inputs and targets, or another pytree of tensors. For classification,
-    inputs are float32. Targets are int64 class numbers, or one bool for each label if a sample can
-    have several labels. For text, inputs and targets are int64 tokens (length,); the loss ignores
-    positions whose target is -100.
+    inputs are float32, and targets are int64 class numbers. For text, inputs and targets are int64
+    tokens (length,); the loss ignores positions whose target is -100.
     """
 
     @abstractmethod
@@ -87,7 +86,7 @@ def reader_of(samples: IndexedSamples) -> Read:
 class Dataset:
     """Training and test samples; every input has `sample_shape`.
 
-    `num_classes`: number of classes or labels; for text, the vocabulary size.
+    `num_classes`: number of classes; for text, the vocabulary size.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Losses and scores of classifiers and language models.
 
-For classification, outputs are scores (N, C), and targets are int64 class numbers (N,), or bool
-rows (N, C) if a sample can have several labels. For language models, outputs are logits (..., V),
-and targets are int64 (...), the next tokens or the original tokens at masked positions.
+For classification, outputs are scores (N, C), and targets are int64 class numbers (N,). For
+language models, outputs are logits (..., V), and targets are int64 (...), the next tokens or the
+original tokens at masked positions.
 """
 
 from math import log
@@ -26,24 +26,6 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).double().mean()
 
 
-def label_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean softmax cross entropy; all labels of a sample have equal weights.
-
-    This is the loss of Ma, Rusu et al. 2020. A sample without labels has zero loss and gradient.
-    """
-    shares = targets.to(outputs.dtype)
-    shares /= shares.sum(1, keepdim=True).clamp(min=1)
-    return cross_entropy(outputs, shares)
-
-
-def precision_at_1(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples whose highest score is one of their labels, as float64."""
-    return targets.gather(1, outputs.argmax(1, keepdim=True)).double().mean()
-
-
-precision_at_1.__name__ = "precision@1"  # the usual spelling, for reports
-
-
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy in nats over targets other than -100; 0 if all are -100."""
     places = targets.flatten()
@@ -59,18 +41,15 @@ def bits_per_byte(logits: Tensor, targets: Tensor) -> Tensor:
 def check_classes(name: str, outputs: Any, targets: Tensor, num_classes: int) -> None:
     """Raise InvalidInput unless a model returns a score for each class or vocabulary token.
 
-    `name`: name of the model in errors. A model may return more scores than there are classes, but
-    not if a sample can have several labels.
+    `name`: name of the model in errors. A model may return more scores than there are classes.
     """
-    has_labels = targets.dtype == torch.bool
-    num_dims = targets.ndim if has_labels else targets.ndim + 1
+    num_dims = targets.ndim + 1
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != num_dims:
         shape = tuple(getattr(outputs, "shape", ())) or type(outputs).__name__
         is_of_samples = num_dims == 2  # whether scores are per sample (N, C), not per token
         wanted = "(batch, classes)" if is_of_samples else "(batch, tokens, vocabulary)"
         raise InvalidInput(f"model {name}", f"must return scores of shape {wanted}", got=shape)
     given = outputs.shape[-1]
-    if given < num_classes or (has_labels and given != num_classes):
-        kind = "labels" if has_labels else "classes"
-        problem = f"must return a score for each of the data's {num_classes} {kind}"
+    if given < num_classes:
+        problem = f"must return a score for each of the data's {num_classes} classes"
         raise InvalidInput(f"model {name}", problem, got=given)

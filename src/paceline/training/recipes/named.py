@@ -27,9 +27,7 @@ from paceline.training.recipes.losses import (
     accuracy,
     bits_per_byte,
     class_loss,
-    label_loss,
     next_token_loss,
-    precision_at_1,
 )
 from paceline.training.recipes.recipe import NAMELESS, Loss, Recipe, new_model
 
@@ -133,14 +131,12 @@ def _of_user(name: str) -> Recipe | None:
 
 def recipe_of_data(data: Dataset) -> Recipe:
     """Return a recipe for `data`, with a matching loss and score but an empty model."""
-    inputs, targets = data.train.__getitems__([0])
+    inputs, _ = data.train.__getitems__([0])
     loss: Loss = class_loss
     score: Loss | None = accuracy
     if not inputs.is_floating_point():
         of_bytes = data.name.partition(":")[0] in _TEXTS
         loss, score = next_token_loss, bits_per_byte if of_bytes else None
-    elif targets.dtype == torch.bool:
-        loss, score = label_loss, precision_at_1
     return Recipe(
         model=nn.Module,
         train=data.train,
