@@ -29,7 +29,7 @@ _NUMBERS = f"{WorkerProcessSettings.model_fields['workers'].description} Default
 # Settings for which `hub` has no option; --config or --strategy-option sets them.
 _LEFT_OUT = (
     *("accumulate", "balance", "clip_norm", "elastic", "evaluate_every"),
-    *("exchange_alone", "keep_all", "worker_ids", "lighthouse", "optimizer", "optimizer_options"),
+    *("keep_all", "optimizer", "optimizer_options"),
     *("precision", "max_restarts", "schedule", "strategy", "tensorboard", "warmup_steps"),
     *("keep_checkpoints", "seed"),
 )
