@@ -7,11 +7,7 @@ from paceline.codecs import quantization
 from paceline.codecs.codec import Codec, Payload
 from paceline.native import instruction_sets
 
-INSTRUCTIONS: tuple[str, ...] = ("portable",)
-if "avx2" in instruction_sets():
-    INSTRUCTIONS += ("avx2",)
-if {"avx2", "avx512f"} <= set(instruction_sets()):
-    INSTRUCTIONS += ("avx512",)
+INSTRUCTIONS = instruction_sets()
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 
 from paceline.links import forkserver
-from paceline.native import die_with_parent
 
 
 def handle_as_python() -> None:
@@ -47,7 +46,7 @@ def main() -> None:
     os.environ[forkserver.ADDRESS], listener = forkserver.listen()
     if os.fork() == 0:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        die_with_parent(leader)
+        forkserver.die_with_parent(leader)
         nobody = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):  # otherwise the server would keep the pipes open
             os.dup2(nobody, fd)

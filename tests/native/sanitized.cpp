@@ -43,11 +43,11 @@ T* last(Bytes& bytes, std::size_t count) {
     return reinterpret_cast<T*>(bytes.data() + bytes.size() - count * sizeof(T));
 }
 
-// Call run(set), which returns what it has computed, with each instruction set of this processor.
-void compare(const std::string& what, const std::function<Bytes(InstructionSet)>& run) {
-    const Bytes wanted = run(InstructionSet::portable);
-    for (const auto set : {InstructionSet::avx2, InstructionSet::avx512}) {
-        if (kernels_of(set) != nullptr) require(run(set) == wanted, what);
+// Call run(kernels), which returns what it has computed, for each instruction set.
+void compare(const std::string& what, const std::function<Bytes(const Kernels&)>& run) {
+    const Bytes wanted = run(kernels_named("portable"));
+    for (const auto& [name, kernels] : usable_kernels()) {
+        require(run(*kernels) == wanted, what + " with " + name);
     }
 }
 
@@ -56,21 +56,21 @@ void run_sums(std::size_t count, std::size_t shift, bool streaming) {
         const std::size_t nbytes = count * size_of(dtype), begin = shift * size_of(dtype);
         Bytes sources[3] = {filled(begin + nbytes, 1), filled(begin + nbytes, 2),
                             filled(begin + nbytes, 3)};
-        compare("sum", [&](InstructionSet set) {
+        compare("sum", [&](const Kernels& kernels) {
             Bytes result(begin + nbytes);
             const void* from[3];
             for (int i = 0; i < 3; ++i) from[i] = sources[i].data() + begin;
-            sum(*kernels_of(set), dtype, from, 3, 1.0 / 3, result.data() + begin, count, streaming);
+            sum(kernels, dtype, from, 3, 1.0 / 3, result.data() + begin, count, streaming);
             return result;
         });
     }
 }
 
 void run_copies(std::size_t nbytes, std::size_t shift) {
-    compare("copy", [&](InstructionSet set) {
+    compare("copy", [&](const Kernels& kernels) {
         const Bytes source = filled(nbytes + shift, 4);
         Bytes target(nbytes + shift);
-        copy(*kernels_of(set), target.data() + shift, source.data() + shift, nbytes);
+        copy(kernels, target.data() + shift, source.data() + shift, nbytes);
         return target;
     });
 }
@@ -94,12 +94,11 @@ void run_codecs(Blocks blocks, std::size_t shift, std::size_t threads) {
     Bytes memory = filled((count + shift) * sizeof(float), 5);
     const float* values = last<float>(memory, count);
     for (const bool four_bit : {false, true}) {
-        compare(four_bit ? "4-bit codes" : "8-bit codes", [&](InstructionSet set) {
+        compare(four_bit ? "4-bit codes" : "8-bit codes", [&](const Kernels& kernels) {
             Bytes codes(four_bit ? (count + 1) / 2 : count), decoded = memory;
             std::vector<float> scales(num_blocks);
             float* to = last<float>(decoded, count);
             const auto both = [&](const auto& used) {
-                const Kernels& kernels = *kernels_of(set);
                 encode(kernels, used, blocks, values, scales.data(), true, codes.data(), threads);
                 for (const bool adds : {false, true}) {
                     decode(kernels, used, blocks, codes.data(), scales.data(), to, adds, threads);
@@ -115,9 +114,9 @@ void run_codecs(Blocks blocks, std::size_t shift, std::size_t threads) {
         });
     }
     for (const auto dtype : {DType::float16, DType::bfloat16}) {
-        compare("cast", [&](InstructionSet set) {
+        compare("cast", [&](const Kernels& kernels) {
             Bytes rounded((count + shift) * 2);
-            cast(*kernels_of(set), dtype, values, count, last<std::uint16_t>(rounded, count), threads);
+            cast(kernels, dtype, values, count, last<std::uint16_t>(rounded, count), threads);
             return rounded;
         });
     }

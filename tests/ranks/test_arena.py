@@ -32,9 +32,9 @@ from arena_steps import (
 )
 from paceline.core.errors import InvalidInput, StepDiscarded, WorkerLost
 from paceline.links.arena import Arena
+from paceline.links.forkserver import die_with_parent
 from paceline.links.group import Group
 from paceline.links.rendezvous import process_group
-from paceline.native import die_with_parent
 from pair import Ranks
 
 CLONE_NEWPID = 0x20000000

@@ -14,7 +14,7 @@ WELL = Machine(
     quota=None,
     load=2.0,
     torch_capability="AVX512",
-    kernels=("avx2", "fma", "avx512f"),
+    kernels=("portable", "avx2", "avx512"),
     free_nbytes=30 << 30,
     memory_nbytes=32 << 30,
     apart=(),
@@ -28,8 +28,8 @@ WELL = Machine(
     [
         ({"load": 2.1}, "busy", ["2.1", "8"]),
         ({"quota": 2.0}, "quota", ["8", "2"]),
-        ({"kernels": ("avx2",)}, "kernels", ["AVX512"]),
-        ({"torch_capability": "AVX2", "kernels": ()}, "kernels", ["AVX2"]),
+        ({"kernels": ("portable", "avx2")}, "kernels", ["AVX512"]),
+        ({"torch_capability": "AVX2", "kernels": ("portable",)}, "kernels", ["AVX2"]),
         ({"unusable_gpus": "the driver is too old"}, "gpu", ["too old"]),
         ({"apart": ((0, 1),)}, "peer_memory", ["0-1"]),
         # 1e8 values of 32 bits over 1e9 bit/s.
@@ -37,7 +37,7 @@ WELL = Machine(
         # Values exactly at a limit are not slow.
         ({}, None, []),
         ({"quota": 8.0}, None, []),
-        ({"torch_capability": "DEFAULT", "kernels": ()}, None, []),
+        ({"torch_capability": "DEFAULT", "kernels": ("portable",)}, None, []),
     ],
 )
 def test_each_cause_of_slowness_has_a_code_and_figures(found, code, figures):

@@ -262,6 +262,13 @@ def test_no_process_outlives_its_caller_or_the_fork_server(
             parent.kill()
 
 
+def test_a_process_whose_parent_is_gone_already_dies_at_once() -> None:
+    code = "from paceline.links.forkserver import die_with_parent as die\n"
+    code += f"die({os.getppid()})\nprint('alive')"  # this process is the parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
 # The fork server
 
 IMPORTED = "import sys; print('numpy' in sys.modules, __name__, sys.argv[1:])"

@@ -35,9 +35,15 @@ from typing import NoReturn
 
 from paceline.core.errors import InvalidInput
 from paceline.links import processes
-from paceline.links.forkserver import OF_WORKERS, ForkRequest, ForkServer, become, listen
+from paceline.links.forkserver import (
+    OF_WORKERS,
+    ForkRequest,
+    ForkServer,
+    become,
+    die_with_parent,
+    listen,
+)
 from paceline.links.signals import SIGNALS
-from paceline.native import die_with_parent
 
 _OPEN = Path("/proc/self/fd")
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # codes of mallopt(3)

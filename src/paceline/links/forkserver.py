@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.links import signals
-from paceline.native import die_with_parent
 
 ADDRESS = "PACELINE_FORK_SERVER"
 MAX_NBYTES = 2**20  # size limit of a request
@@ -49,6 +48,7 @@ _MAX_FDS = 64
 _READ_ONCE = re.compile(r"(ATEN|GOMP|KMP|LD|MALLOC|MKL|OMP|OPENBLAS|TORCH)_|PYTHON(?!PATH$)")
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _TITLE_LENGTH = 4096
+_PDEATHSIG = 1  # PR_SET_PDEATHSIG: see prctl(2)
 _CREDENTIALS = struct.Struct("3i")  # a peer's process number, user id and group id
 
 
@@ -255,6 +255,15 @@ def become(request: ForkRequest) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all forks would draw equal random numbers
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent, process `parent`, ends."""
+    number = ctypes.c_ulong(signal.SIGKILL)
+    if ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, number) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # the parent ended before the call, so the kernel sends no signal
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def retitle(command: Sequence[str]) -> None:

@@ -27,8 +27,14 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.links import signals
-from paceline.links.forkserver import ADDRESS, MAX_NBYTES, OF_WORKERS, ForkRequest, run_module
-from paceline.native import die_with_parent
+from paceline.links.forkserver import (
+    ADDRESS,
+    MAX_NBYTES,
+    OF_WORKERS,
+    ForkRequest,
+    die_with_parent,
+    run_module,
+)
 
 # Environment variables with which malloc keeps freed memory for the next step: each page returned
 # to the kernel would cost a page fault when it is used again.

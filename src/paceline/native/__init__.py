@@ -17,7 +17,6 @@ from paceline.native._native import (
     Status,
     arena_nbytes,
     cast_into,
-    die_with_parent,
     instruction_sets,
     sum_into,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "Status",
     "arena_nbytes",
     "cast_into",
-    "die_with_parent",
     "instruction_sets",
     "sum_into",
 ]

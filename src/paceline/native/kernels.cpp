@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 
 #include <unistd.h>
 
@@ -30,33 +29,34 @@ Kernels with_codes(Kernels kernels) {
 }  // namespace
 #endif
 
-const Kernels* kernels_of(InstructionSet set) {
-    if (set == InstructionSet::portable) return &portable_kernels;
+const std::vector<std::pair<std::string, const Kernels*>>& usable_kernels() {
+    static const auto usable = [] {
+        std::vector<std::pair<std::string, const Kernels*>> found{{"portable", &portable_kernels}};
 #if defined(PACELINE_X86_KERNELS)
-    __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-    if (set == InstructionSet::avx2 && has_avx2) return &avx2_kernels;
-    if (set == InstructionSet::avx512 && has_avx2 && __builtin_cpu_supports("avx512f")) {
-        static const Kernels kernels = with_codes(avx512_kernels);
-        return &kernels;
-    }
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+            found.emplace_back("avx2", &avx2_kernels);
+            if (__builtin_cpu_supports("avx512f")) {
+                static const Kernels kernels = with_codes(avx512_kernels);
+                found.emplace_back("avx512", &kernels);
+            }
+        }
 #endif
-    return nullptr;
+        return found;
+    }();
+    return usable;
 }
 
 const Kernels& kernels_named(const std::string& name) {
-    using Set = InstructionSet;
-    const std::pair<const char*, Set> sets[] = {
-        {"avx512", Set::avx512}, {"avx2", Set::avx2}, {"portable", Set::portable}};
-    for (const auto& [known, set] : sets) {
-        const Kernels* kernels = kernels_of(set);
-        if ((name == known || name == "fastest") && kernels != nullptr) return *kernels;
+    if (name == "fastest") return fastest_kernels();
+    for (const auto& [known, kernels] : usable_kernels()) {
+        if (name == known) return *kernels;
     }
     throw std::invalid_argument("this processor does not have the instruction set " + name);
 }
 
 const Kernels& fastest_kernels() {
-    static const Kernels& fastest = kernels_named("fastest");
+    static const Kernels& fastest = *usable_kernels().back().second;
     return fastest;
 }
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "codec.hpp"
 #include "dense.hpp"
@@ -38,10 +40,8 @@ struct Kernels {
     DenseKernels dense;
 };
 
-enum class InstructionSet { portable, avx2, avx512 };
-
-// The kernels for an instruction set, or nullptr if this processor or build does not have it.
-const Kernels* kernels_of(InstructionSet set);
+// The instruction sets that this processor and this build have, narrowest first, with their kernels.
+const std::vector<std::pair<std::string, const Kernels*>>& usable_kernels();
 
 // The kernels for the instruction set `name`, or for the widest set of this processor if `name` is
 // "fastest". Throws std::invalid_argument if this processor does not have the set.

@@ -2,7 +2,6 @@
 
 #include <nanobind/nanobind.h>
 
-void bind_process(nanobind::module_& m);
 void bind_sum(nanobind::module_& m);
 void bind_arena(nanobind::module_& m);
 void bind_codec(nanobind::module_& m);
@@ -11,7 +10,6 @@ void bind_dense(nanobind::module_& m);
 NB_MODULE(_native, m) {
     // Do not warn if a program ends without closing its arenas; the kernel frees their memory.
     nanobind::set_leak_warnings(false);
-    bind_process(m);
     bind_sum(m);
     bind_arena(m);
     bind_codec(m);

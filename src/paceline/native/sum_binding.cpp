@@ -1,4 +1,4 @@
-// Python binding of sums of arrays.
+// Python bindings of sums of arrays, and the names of instruction sets.
 
 #include <string>
 #include <vector>
@@ -43,6 +43,12 @@ void sum_into(const Array& result, const std::vector<Array>& sources, double sca
                   result.size(), streaming);
 }
 
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const auto& [name, kernels] : paceline::usable_kernels()) names.push_back(name);
+    return names;
+}
+
 }  // namespace
 
 void bind_sum(nb::module_& m) {
@@ -54,4 +60,6 @@ void bind_sum(nb::module_& m) {
     m.def("sum_into", &sum_into, nb::arg("result"), nb::arg("sources"), nb::arg("scale") = 1.0,
           nb::arg("instruction_set") = "fastest", nb::arg("streaming") = false,
           "Write (((s0 + s1) + s2) + ...) * scale to `result`; 16-bit types are added as float32.");
+    m.def("instruction_sets", &instruction_sets,
+          "Return the instruction sets of which this processor can run kernels, narrowest first.");
 }

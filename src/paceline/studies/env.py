@@ -137,7 +137,7 @@ def _slow_cores(found: Machine) -> Iterator[Slow]:
             f"raise the container's limit, or use at most {max(1, int(found.quota))} workers",
         )
     capability = found.torch_capability.lower()
-    if capability.startswith("avx") and capability not in {one[:6] for one in found.kernels}:
+    if capability.startswith("avx") and capability not in found.kernels:
         yield Slow(
             "kernels",
             f"torch uses {found.torch_capability} instructions, but Paceline's kernels do not",
@@ -163,7 +163,7 @@ def page(found: dict[str, Any]) -> str:
     free, whole = (one / 2**30 for one in (machine.free_nbytes, machine.memory_nbytes))
     slow = [f"{one['what']}: {one['why']}. Instead: {one['instead']}." for one in found["slow"]]
     rows = [
-        f"Paceline {found['paceline']}, kernels: {', '.join(machine.kernels) or 'portable'}",
+        f"Paceline {found['paceline']}, kernels: {', '.join(machine.kernels)}",
         f"Cores: {machine.cores}, load {machine.load:.1f}; memory: {free:.1f} of {whole:.1f} GiB",
         "",
         collect_env.pretty_str(collect_env.SystemEnv(**found["torch"])),
