@@ -174,7 +174,7 @@ void train(const std::shared_ptr<Mapping>& shared, int fd, std::size_t rank, con
     const auto results =
         std::make_shared<Mapping>(fd, static_cast<off_t>(layout.results), 2 * layout.slot_stride,
                                   Mapping::Kind::copy_on_write);
-    Arena arena(shared, results, rank, layout, {1.0, held, rank == 1, rank == 2, true});
+    Arena arena(shared, results, rank, layout, {1.0, held, rank == 1, rank == 2});
     arena.set_chunks(chunks_of_values());
     for (std::uint32_t step = 1; step <= num_steps; ++step) {
         arena.begin(step);

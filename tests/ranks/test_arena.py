@@ -55,9 +55,9 @@ def in_a_group(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @in_a_group
-def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
+def steps(group: Group) -> tuple[str, list[int], list[int]]:
     """Sum 40 steps, with random delays and a random order of chunks on each rank."""
-    arena, digest = opened(group, threads=threads), hashlib.sha256()
+    arena, digest = opened(group), hashlib.sha256()
     dice = random.Random(group.rank)
     for step in range(1, 41):
         arena.begin(step)
@@ -81,10 +81,9 @@ def steps(group: Group, threads: int) -> tuple[str, list[int], list[int]]:
     return digest.hexdigest(), list(arena.members), list(arena.leaders)
 
 
-@pytest.mark.parametrize(("place", "threads"), [("pair", 0), ("pair", 1), ("triple", 1)])
-def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(request, place: str, threads: int):
-    ranks = request.getfixturevalue(place)
-    first, *others = ranks(steps, threads, group=False)
+@pytest.mark.parametrize("place", ["pair", "triple"])
+def test_ranks_get_the_bits_of_torch_in_any_order_of_chunks(ranks: Ranks):
+    first, *others = ranks(steps, group=False)
     assert others == [first] * (ranks.size - 1)
     assert first[1:] == (list(range(ranks.size)), [0])
 

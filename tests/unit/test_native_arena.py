@@ -29,7 +29,7 @@ def file() -> Iterator[int]:
 
 
 def opened(fd: int, num_chunks: int, num_ranks: int = 1) -> Arena:
-    options = (1.0, False, False, False, False)
+    options = (1.0, False, False, False)
     arena = Arena(fd, 0, num_ranks, SLOT_NBYTES, MAX_CHUNKS, 0, *options)
     arena.set_chunks([[(4 * VALUES * i, VALUES, DType.FLOAT32)] for i in range(num_chunks)])
     return arena
@@ -108,7 +108,7 @@ def test_sizes_that_overflow_are_refused(file: int, place: int):
     with pytest.raises(ValueError, match="bytes or more"):
         arena_nbytes(*sizes)
     with pytest.raises(ValueError, match="bytes or more"):
-        Arena(file, 0, *sizes, 1.0, False, False, False, False)
+        Arena(file, 0, *sizes, 1.0, False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_memory_is_private_has_no_name_and_keeps_its_size():
 
 
 def test_a_late_thread_finds_nothing_to_sum_in_new_chunks():
-    arena = links.Arena(group_of(), 4_000_000, 1, 0, 5, threads=0)
+    arena = links.Arena(group_of(), 4_000_000, 1, 0, 5)
     arena.set_chunks([[(0, 16, torch.float32)]])
     arena.begin(1)
     arena.post(0)

@@ -22,7 +22,6 @@ _DTYPES = {
 }
 _EXPECTED = {  # what a silent rank should have done, for error texts
     Fault.POST: "deliver the gradients of step {step}",
-    Fault.COMMIT: "deliver the gradients of step {step}",
     Fault.SUM: "finish its part of the sum of step {step}",
     Fault.PUBLISH: "pass on the sum of step {step} over all machines",
     Fault.DRAIN: "leave the discarded step {step}",
@@ -93,7 +92,6 @@ class Arena:
     `scale`: 1 / world_size by default.
     `held`: if True, a step is complete only after the machine's first rank has called `publish`
     for every chunk. Default: True if the ranks are on several machines.
-    `threads`: with 1, a background thread sums chunks, too; with 0, only waiting ranks sum chunks.
     `members`: the global ranks on this machine, ascending. A local rank is an index of `members`.
     `leaders`: the first rank of each machine, ascending.
     `slots`: one tensor, uint8 [slot_nbytes], per local rank. A rank writes only to its own slot.
@@ -110,7 +108,6 @@ class Arena:
         deadline_s: float,
         scale: float | None = None,
         held: bool | None = None,
-        threads: int = 1,
     ) -> None:
         place = find_local_ranks(group)
         self.members, self.leaders = place.members, place.leaders
@@ -126,7 +123,7 @@ class Arena:
         scale = 1 / group.world_size if scale is None else scale
         try:
             self._peers = _PeerProcesses([group.members[i] for i in self.members], group.rank)
-            how = held, own_core, spare_core, threads > 0
+            how = held, own_core, spare_core
             native = NativeArena(fd, self.local_rank, *sizes, scale, *how)
         except (OSError, RuntimeError) as error:
             problem = f"workers: worker {group.rank} cannot map shared memory: {error}"

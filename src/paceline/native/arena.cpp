@@ -71,7 +71,7 @@ void Arena::begin(std::uint32_t step) {
         next_ = tagged(step, 0);
         num_posted_ = 0;
     }
-    if (options_.with_thread && !thread_) {
+    if (!thread_) {
         // Block all signals in the new thread, because Python's threads must handle them.
         sigset_t every, before;
         sigfillset(&every);
@@ -210,17 +210,13 @@ std::vector<std::pair<std::size_t, Fault>> Arena::missing(Goal goal, std::uint32
         add_ranks(Fault::drain, [&](std::size_t rank) { return ranks_[rank].drained != step; });
         return found;
     }
-    if (goal == Goal::chunk) {
-        add_ranks(Fault::post, [&](std::size_t rank) { return posted(chunk, rank) != step; });
-    } else {
-        add_ranks(Fault::commit, [&](std::size_t rank) { return ranks_[rank].committed != step; });
-    }
-    if (!found.empty()) return found;
     add_ranks(Fault::post, [&](std::size_t rank) {
+        if (goal == Goal::chunk) return posted(chunk, rank) != step;
+        bool is_missing = ranks_[rank].committed != step;
         for (std::size_t each = 0; each < chunks_.size(); ++each) {
-            if (goal == Goal::step && posted(each, rank) != step) return true;
+            is_missing |= posted(each, rank) != step;
         }
-        return false;
+        return is_missing;
     });
     if (!found.empty()) return found;
     add_ranks(Fault::sum, [&](std::size_t rank) {

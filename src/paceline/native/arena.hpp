@@ -42,7 +42,7 @@ Chunk cut(const std::vector<Segment>& segments, std::size_t num_ranks);
 enum class Goal { chunk, step, drained };
 enum class Status { reached, pending, discarded, lost };
 // The operation that a rank has not done, or `died`.
-enum class Fault : std::uint32_t { none, died, post, commit, sum, publish, drain };
+enum class Fault : std::uint32_t { none, died, post, sum, publish, drain };
 
 // One rank's access to the shared memory. One thread may call `wait` or `publish` while another
 // calls `post`. After `drain`, these calls have no effect until the next step. Call `begin` and
@@ -54,7 +54,6 @@ public:
         bool held;        // a step is complete only after `publish` was called for each chunk
         bool own_core;    // each rank has its own core, so a rank that spins disturbs no other rank
         bool spare_core;  // the reducer thread has another core than the rank's waiting thread
-        bool with_thread;
     };
 
     // `shared`: the whole file; `results`: a copy-on-write mapping of the two results in this file.

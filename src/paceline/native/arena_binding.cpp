@@ -41,7 +41,7 @@ std::size_t arena_nbytes(std::size_t num_ranks, std::size_t slot_nbytes, std::si
 
 void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
                std::size_t slot_nbytes, std::size_t max_chunks, std::size_t num_flags, double scale,
-               bool held, bool own_core, bool spare_core, bool with_thread) {
+               bool held, bool own_core, bool spare_core) {
     if (rank >= num_ranks || slot_nbytes == 0) {
         throw nb::value_error("rank must be less than num_ranks, and slot_nbytes positive");
     }
@@ -50,7 +50,7 @@ void construct(Arena* arena, int fd, std::size_t rank, std::size_t num_ranks,
     auto results = std::make_shared<Mapping>(fd, static_cast<off_t>(layout.results),
                                              2 * layout.slot_stride, Mapping::Kind::copy_on_write);
     new (arena) Arena(std::move(shared), std::move(results), rank, layout,
-                      {scale, held, own_core, spare_core, with_thread});
+                      {scale, held, own_core, spare_core});
 }
 
 Segment checked(const SegmentTuple& tuple, std::size_t slot_nbytes) {
@@ -198,7 +198,6 @@ void bind_arena(nb::module_& m) {
     nb::enum_<Fault>(m, "Fault")
         .value("DIED", Fault::died)
         .value("POST", Fault::post)
-        .value("COMMIT", Fault::commit)
         .value("SUM", Fault::sum)
         .value("PUBLISH", Fault::publish)
         .value("DRAIN", Fault::drain);
@@ -208,8 +207,7 @@ void bind_arena(nb::module_& m) {
     nb::class_<Arena> arena(m, "Arena");
     arena.def("__init__", &construct, nb::arg("fd"), nb::arg("rank"), nb::arg("num_ranks"),
               nb::arg("slot_nbytes"), nb::arg("max_chunks"), nb::arg("num_flags"),
-              nb::arg("scale"), nb::arg("held"), nb::arg("own_core"), nb::arg("spare_core"),
-              nb::arg("with_thread"));
+              nb::arg("scale"), nb::arg("held"), nb::arg("own_core"), nb::arg("spare_core"));
     bind_memory(arena);
     bind_steps(arena);
 }
