@@ -9,7 +9,7 @@ from rich.console import Console
 from paceline.core.strategy import StepsToLoss
 from paceline.planner import Refusal
 from paceline.planner.second_machine import Requirement, SecondMachine
-from paceline.records.result import AdviceRow, PlanResult, PlanRow, RankingRows
+from paceline.records.result import PlanResult, PlanRow, RankingRows
 from paceline.report.metrics import of_ranking
 from paceline.report.plans import Form, command, explanation, of_second_machine, present
 from paceline.strategies.host.config import HostReduce
@@ -19,7 +19,7 @@ LEARNS = StepsToLoss(1.25, 1.1, 1.4, "a GPT")
 
 
 def ranking(*plans: PlanRow, **facts: object) -> RankingRows:
-    usual = {"refused": (), "workers_worth": None, "alone_samples_per_s": None, "advice": None}
+    usual = {"refused": (), "workers_worth": None, "alone_samples_per_s": None}
     return RankingRows(plans=plans, **usual | facts)
 
 
@@ -141,11 +141,16 @@ def test_a_strategy_that_changes_training_is_compared_by_the_time_to_a_loss():
 
 
 def test_savings_by_a_codec_are_a_metric_only_if_the_best_plan_has_it():
-    plain = {"plain_strategy": "allreduce", "plain_workers": 2, "plain_step_s": 1.0}
-    best = {"strategy": "allreduce", "workers": 2, "step_s": 0.5, "codec": "dynamic8"}
-    advice = AdviceRow(pays=True, link_busy=0.75, **best, **plain)
-    for codec, saves in (("dynamic8", 0.5), (None, None)):
-        found = of_ranking(ranking(plan_row(codec=codec), advice=advice), is_measured=True)
+    encoded, half = (plan_row(codec=codec, step_s=0.5) for codec in ("dynamic8", "half"))
+    # The fastest plan without a codec may have another strategy and number of workers.
+    plain = plan_row(strategy="host", workers=1, step_s=1.0)
+    slower, other = plan_row(step_s=2.0), plan_row(strategy="wheel", step_s=0.75)
+    for plans, saves in (
+        ((encoded, half, other, plain, slower), 0.5),
+        ((plain, encoded), None),
+        ((encoded, half), None),
+    ):
+        found = of_ranking(ranking(*plans), is_measured=True)
         assert found.values.get("codec_saves") == saves
 
 

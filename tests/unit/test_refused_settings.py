@@ -184,9 +184,7 @@ MEASURED = ("plan", "lenet5", "--machine", "8xv100", "--strategy", "allreduce")
 TEN = "synthetic:samples=10"
 HUB, WORKER = ("hub", "lenet5"), ("worker", "--connect", "tcp://127.0.0.1:1")
 RUN_FIELDS = {"kind": "plan", "model": "net", "machine": "a", "batch_size": 1, "facts": {}}
-RANKING = {"plans": [], "refused": []} | dict.fromkeys(
-    ("workers_worth", "alone_samples_per_s", "advice")
-)
+RANKING = {"plans": [], "refused": []} | dict.fromkeys(("workers_worth", "alone_samples_per_s"))
 # The field that the error names, and the command line.
 LINES = [
     ("none.toml", "rehearse", "lenet5", "--device", "none.toml:a"),

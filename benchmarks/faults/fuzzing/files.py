@@ -72,9 +72,7 @@ def _asynchronous() -> RunResult:
 
 def _plan() -> PlanResult:
     plans = tuple(plan_row(workers=count, samples_per_s=count) for count in (1, 2, 4))
-    rows = RankingRows(
-        plans=plans, refused=(), workers_worth=2, alone_samples_per_s=1.0, advice=None
-    )
+    rows = RankingRows(plans=plans, refused=(), workers_worth=2, alone_samples_per_s=1.0)
     about = {"id": "plan", "model": "lenet5", "machine": "two", "batch_size": 64}
     return PlanResult(**about, facts={"paceline": "0"}, ranking=rows)
 

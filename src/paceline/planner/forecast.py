@@ -83,11 +83,6 @@ class Forecast(Steady):
         return max(self.link_nbytes.values(), default=0.0)
 
     @property
-    def link_busy(self) -> float:
-        """Share of the step during which the busiest direction of a link is in use."""
-        return self.wire_s / self.step_s
-
-    @property
     def range_share(self) -> float:
         """Half the width of `range_s`, relative to `step_s`."""
         return half_width(self.machine, self.breakdown)

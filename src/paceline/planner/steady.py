@@ -30,7 +30,6 @@ _MANY_TASKS = 8_000  # if a step has more tasks, only _SHORT_WINDOW steps are si
 class Steady:
     """The time, breakdown and traffic of a step in the steady state.
 
-    `wire_s`: seconds per step during which the busiest direction of a link is in use.
     `link_nbytes`: bytes sent per step over each link, by direction. `timeline`: consecutive steps.
     `steps_per_update`: number of steps from one weight update in `timeline` to the next.
     `slowdown`: factor by which disturbances lengthen computation (`core.losses`). `slowed_by`:
@@ -40,7 +39,6 @@ class Steady:
     """
 
     step_s: float
-    wire_s: float
     link_nbytes: Mapping[str, float]
     breakdown: Breakdown
     timeline: Timeline
@@ -80,7 +78,6 @@ def steady(windows: Windows) -> Steady:
     limit = planning.limit and planning.limit(windows.machine, config, outline)
     return Steady(
         period_s / per_period,
-        _wire_s(outline) / outline.num_steps() / per_update,
         {link: nbytes / num_taken for link, nbytes in _sent(plan).items()},
         breakdown(inner).divided(per_update),
         _in_layers(windows, num_steps, priced, outline),
@@ -99,12 +96,6 @@ def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timel
         yield from simulate(windows.of_layers(num_steps), cost).spans
 
     return Timeline(spans(), Origin.PREDICTED, (outline.start_s, outline.end_s))
-
-
-def _wire_s(outline: Timeline) -> float:
-    """Return the seconds during which the busiest direction of a link is in use."""
-    tracks = (track for on, track in outline.tracks.items() if on.lane is Lane.WIRE)
-    return max((sum(span.duration_s for span in track) for track in tracks), default=0.0)
 
 
 def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,6 @@ from paceline.planner.forecast import range_of
 from paceline.planner.second_machine import SecondMachine
 from paceline.records.profile import ProfileResult
 from paceline.records.scale import ScaleResult
-from paceline.strategies import EXCHANGES
 
 
 class PlanRow(Record):
@@ -89,44 +88,6 @@ class PlanRow(Record):
         return max(self.memory_nbytes.values(), default=0)
 
 
-class AdviceRow(Record):
-    """Compares the best plan with a codec and the best plan without a codec.
-
-    `pays`: whether the codec is faster even if its step is as long as the predicted range allows,
-    and the step without a codec is as short as its range allows. `link_busy`: share of a step in
-    which the busiest link transmits, in the best plan without a codec on as many workers.
-    """
-
-    pays: bool
-    codec: str
-    strategy: str
-    workers: int
-    step_s: float
-    plain_strategy: str
-    plain_workers: int
-    plain_step_s: float
-    link_busy: float
-
-    @classmethod
-    def of(cls, ranking: Ranking) -> Self | None:
-        """Compare the best plans with and without a codec; None if none has a codec."""
-        exchanges = [one for one in ranking if one.strategy in EXCHANGES]
-        encoded = next((one for one in exchanges if one.codec is not None), None)
-        if encoded is None:
-            return None
-        unencoded = [one for one in exchanges if one.codec is None]
-        plain, names = unencoded[0], ("strategy", "workers", "step_s")
-        alike = next(one for one in unencoded if one.workers == encoded.workers)
-        slowest, fastest = 1 + encoded.range_share, max(0.0, 1 - plain.range_share)
-        return cls(
-            pays=encoded.samples_per_s * fastest > plain.samples_per_s * slowest,
-            codec=str(encoded.codec),
-            link_busy=alike.link_busy,
-            **{name: getattr(encoded, name) for name in names},
-            **{f"plain_{name}": getattr(plain, name) for name in names},
-        )
-
-
 class RankingRows(Record):
     """All plans of a machine, best first.
 
@@ -139,7 +100,6 @@ class RankingRows(Record):
     refused: tuple[Refusal, ...]
     workers_worth: int | None
     alone_samples_per_s: float | None
-    advice: AdviceRow | None
 
     @classmethod
     def of(cls, ranking: Ranking) -> Self:
@@ -150,7 +110,6 @@ class RankingRows(Record):
             refused=ranking.refused,
             workers_worth=ranking.worth,
             alone_samples_per_s=alone.samples_per_s if alone else None,
-            advice=AdviceRow.of(ranking),
         )
 
     @property

@@ -15,7 +15,7 @@ from paceline.records.scale import ScaleCell, Scaling, TimedCell, most_real, tim
 from paceline.report.advice import Metrics
 from paceline.report.format import counted, number, ratio, share
 from paceline.report.tables import plan_name
-from paceline.strategies import STRATEGIES
+from paceline.strategies import EXCHANGES, STRATEGIES
 
 _SCALINGS = get_args(Scaling)
 
@@ -267,10 +267,11 @@ def of_ranking(ranking: RankingRows, *, is_measured: bool) -> Metrics:
         by_workers.setdefault(plan.workers, plan)
     of_rates({n: plan.samples_per_s for n, plan in by_workers.items()}, found)
     _of_other_training(ranking, best, found)
-    advice = ranking.advice
-    if advice is not None and best.codec == advice.codec:
-        found.values["codec_saves"] = 1 - advice.step_s / advice.plain_step_s
-        found.words["codec"] = advice.codec
+    exchanges = [one for one in ranking.plans if one.strategy in EXCHANGES]
+    plain = next((one for one in exchanges if one.codec is None), None)
+    if plain is not None and best.codec is not None and best.strategy in EXCHANGES:
+        found.values["codec_saves"] = 1 - best.step_s / plain.step_s
+        found.words["codec"] = best.codec
     return found
 
 
