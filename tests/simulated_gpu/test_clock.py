@@ -17,7 +17,7 @@ from paceline.core.plan import Kind, Lane, Resource
 from paceline.exchange.step import Share, train_step
 from paceline.links import clock as module
 from paceline.links.clock import clock_for
-from paceline.record.recorder import Recorder, noted
+from paceline.record.recorder import Recorder, Role, noted
 from simulated_gpu.device import SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
 
@@ -111,7 +111,7 @@ def test_layers_have_the_times_of_the_device_and_not_of_the_host(device):
 def test_copies_have_their_own_lanes_and_sums_are_in_the_compute_lane(device, kind, lane):
     recorder = Recorder(clock_for(device.torch_device), "gpu0", 0)
     recorder.start_trace()
-    with noted(recorder, kind, "layer", alone=True):
+    with noted(recorder, kind, "layer", Role.ALONE):
         pass
     (span,) = recorder.spans()
     assert span.on == (Resource("gpu0", lane),)

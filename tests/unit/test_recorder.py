@@ -16,7 +16,7 @@ from paceline.core.strategy import Window
 from paceline.exchange.step import Share, train_step
 from paceline.links.clock import Clock
 from paceline.record.merge import merge
-from paceline.record.recorder import Recorder
+from paceline.record.recorder import Recorder, Role
 from paceline.strategies.allreduce.config import AllReduce
 from paceline.strategies.allreduce.plan import plan
 from paceline.training.models import describe
@@ -156,7 +156,7 @@ def test_a_second_trace_forgets_the_first_and_a_pass_outside_of_a_phase_leaves_n
     for _ in range(2):
         recorder.start_trace(model)
         step_of(model, torch.ones(2, 3), recorder)
-        recorder.leave_exchange(recorder.join_exchange("0"))
+        recorder.end(recorder.begin(Kind.REDUCE, "0"))
         recorder.stop_trace()
     assert len(recorder.spans()) == 5
     recorder.start_trace(model)
@@ -167,13 +167,13 @@ def test_a_second_trace_forgets_the_first_and_a_pass_outside_of_a_phase_leaves_n
 def test_an_exchange_lasts_from_joining_to_leaving_under_the_name_that_all_ranks_use():
     clock = Ticking()
     recorder = Recorder(clock, "gpu1", 1)
-    assert recorder.join_exchange("0") is None
-    recorder.leave_exchange(None)
+    assert recorder.begin(Kind.REDUCE, "0") is None
+    recorder.end(None)
     recorder.start_trace(nn.Linear(1, 1))
-    first, unfinished = recorder.join_exchange("0"), recorder.join_exchange("1")
+    first, unfinished = recorder.begin(Kind.REDUCE, "0"), recorder.begin(Kind.REDUCE, "1")
     assert unfinished is not None
     clock.now += 3
-    recorder.leave_exchange(first)
+    recorder.end(first)
     (span,) = recorder.spans()
     assert (span.name, span.kind, span.part) == ("s0/reduce[0]", Kind.REDUCE, "0")
     assert (span.on, span.start_s, span.end_s) == ((exchange_lane("gpu1"),), 0, 3)
@@ -187,7 +187,7 @@ def test_an_exchange_that_is_joined_amid_a_layers_gradients_starts_with_the_last
     recorder.start_trace(model)
 
     def join(_: Tensor) -> None:
-        recorder.leave_exchange(recorder.join_exchange("0"))
+        recorder.end(recorder.begin(Kind.REDUCE, "0"))
         clock.now += 3  # another thread has the core
 
     pair.bias.register_post_accumulate_grad_hook(join)
@@ -206,10 +206,10 @@ def test_earlier_hooks_run_after_the_marks_of_their_layers():
     model = nn.Sequential(Timed(clock, 0, 5), Timed(clock, 0, 7))
 
     def copy_and_join(_: Tensor) -> None:
-        copying = recorder.join_exchange("c", alone=True)
+        copying = recorder.begin(Kind.REDUCE, "c", Role.ALONE)
         clock.now += 2
-        recorder.leave_exchange(copying)
-        recorder.leave_exchange(recorder.join_exchange("0"))
+        recorder.end(copying)
+        recorder.end(recorder.begin(Kind.REDUCE, "0"))
         clock.now += 3  # another thread has the core
 
     model[1].weight.register_post_accumulate_grad_hook(copy_and_join)

@@ -13,6 +13,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # exporte
 
 from paceline.codecs.codec import Codec
 from paceline.core.errors import InvalidInput
+from paceline.core.plan import Kind
 from paceline.exchange.compressed import CodecAllReduce, Compression, Future
 from paceline.exchange.layout import NamedParameter
 from paceline.exchange.optimizers import NonFiniteGuard, Policy
@@ -72,12 +73,12 @@ class HookState(CodecAllReduce):
         checksum = zlib.crc32(str(numbers).encode())
         key = f"bucket{bucket.index()}of{len(gradients)}/{checksum:08x}"
         recorder = self.recorder
-        recorded = recorder.join_exchange(str(bucket.index())) if recorder else None
+        recorded = recorder.begin(Kind.REDUCE, str(bucket.index())) if recorder else None
         work = self.reduce(key, gradients.float(), len(self._ranks))
 
         def done(future: Future) -> Tensor:
             if recorder is not None:
-                recorder.leave_exchange(recorded)
+                recorder.end(recorded)
             values = future.value()
             self.guard.found(work.num_nonfinite)
             return gradients if values is gradients else gradients.copy_(values)
@@ -252,11 +253,11 @@ def _averaged(
     on_averaged: Callable[[Tensor], None] = lambda averaged: None,
 ) -> torch.futures.Future[Tensor]:
     """Average a bucket over ranks, with results bit-identical to DDP without a hook."""
-    exchange = recorder.join_exchange(str(bucket.index())) if recorder else None
+    exchange = recorder.begin(Kind.REDUCE, str(bucket.index())) if recorder else None
 
     def done(future: torch.futures.Future[Any]) -> Tensor:
         if recorder is not None:
-            recorder.leave_exchange(exchange)
+            recorder.end(exchange)
         averaged: Tensor = future.value()[0]
         on_averaged(averaged)
         return averaged

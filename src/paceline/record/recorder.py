@@ -9,7 +9,7 @@ has no gradients, has a span of 0 s.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -226,12 +226,12 @@ class Recorder:
         """Begin to record a phase of the step, such as backward, which lasts until `end_phase`."""
         if self.tracing:
             self._marks.watch(not part)
-            self._phase = self._begin(Role.PHASE, kind, part)
+            self._phase = self.begin(kind, part, Role.PHASE)
 
     def end_phase(self) -> None:
         """Record the end of the current phase, if any."""
         phase, self._phase = self._phase, None
-        self.leave_exchange(phase)
+        self.end(phase)
         # Ignore calls of layers in backward, where activation checkpointing calls layers again.
         if phase is not None and phase.kind is Kind.FORWARD:
             phase.borders = self._marks.forward
@@ -259,32 +259,14 @@ class Recorder:
         ends, self._step_ends = self._step_ends, []
         return self._marks.clock.seconds(ends)
 
-    def join_exchange(
-        self, part: str, kind: Kind = Kind.REDUCE, *, alone: bool = False
+    def begin(
+        self,
+        kind: Kind,
+        part: str = "",
+        role: Role = Role.COLLECTIVE,
+        sub_batch: int | None = None,
     ) -> Activity | None:
-        """Begin to record a collective or, if `alone`, this rank's own work, such as a copy.
-
-        Returns the activity to pass to `leave_exchange`; None if not tracing.
-        """
-        return self._begin(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
-
-    def leave_exchange(self, exchange: Activity | None) -> None:
-        """Record the end of an activity that `join_exchange` returned; ignores None."""
-        if exchange is not None:
-            exchange.end = self._marks.clock.mark()
-
-    @contextmanager
-    def recorded(
-        self, role: Role, kind: Kind, part: str = "", sub_batch: int | None = None
-    ) -> Iterator[None]:
-        """Record the `with` block as an activity of the given role and kind."""
-        activity = self._begin(role, kind, part, sub_batch)
-        yield
-        self.leave_exchange(activity)
-
-    def _begin(
-        self, role: Role, kind: Kind, part: str, sub_batch: int | None = None
-    ) -> Activity | None:
+        """Begin to record an activity, and return it to pass to `end`; None if not tracing."""
         if not self.tracing:
             return None
         start = self._marks.clock.mark()
@@ -292,6 +274,11 @@ class Recorder:
         # Other threads may append at the same time; list.append is atomic, so no lock is needed.
         self._activities.append(activity)
         return activity
+
+    def end(self, activity: Activity | None) -> None:
+        """Record the end of an activity that `begin` returned; ignores None."""
+        if activity is not None:
+            activity.end = self._marks.clock.mark()
 
     def add_exchange(
         self, kind: Kind, part: str, start_s: float, end_s: float, sub_batch: int | None = None
@@ -387,14 +374,16 @@ def _end_of_layer(borders: Borders, moment: float) -> float:
     return moment
 
 
+@contextmanager
 def noted(
-    recorder: Recorder | None, kind: Kind, part: str, *, alone: bool = False
-) -> AbstractContextManager[None]:
-    """Return a context manager that records its `with` block as a collective.
-
-    If `alone`, the block is instead recorded as this rank's own work for an exchange, such as a
-    copy. If `recorder` is None, nothing is recorded.
-    """
-    if recorder is None:
-        return nullcontext()
-    return recorder.recorded(Role.ALONE if alone else Role.COLLECTIVE, kind, part)
+    recorder: Recorder | None,
+    kind: Kind,
+    part: str = "",
+    role: Role = Role.COLLECTIVE,
+    sub_batch: int | None = None,
+) -> Iterator[None]:
+    """Record the `with` block as an activity; if `recorder` is None, record nothing."""
+    activity = None if recorder is None else recorder.begin(kind, part, role, sub_batch)
+    yield
+    if recorder is not None:
+        recorder.end(activity)

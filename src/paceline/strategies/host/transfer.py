@@ -18,7 +18,6 @@ that it is there), and another thread starts the copy back after the sum.
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -78,7 +77,7 @@ class CpuTransfer:
         """Copy the chunk's gradients into this rank's part of the arena, and post the chunk."""
         # Call the recorder directly: the wrapper `noted` takes as long as copying a small chunk.
         name = str(chunk.number)
-        copying = recorder.join_exchange(name, Kind.D2H, alone=True) if recorder else None
+        copying = recorder.begin(Kind.D2H, name, Role.ALONE) if recorder else None
         sources = []
         for slot in chunk.slots:
             gradient = slot.parameter.grad
@@ -90,7 +89,7 @@ class CpuTransfer:
                 self._own[slot.index].copy_(gradient)
         self._arena.copy_in(sources)
         if recorder is not None:
-            recorder.leave_exchange(copying)
+            recorder.end(copying)
         self._arena.post(chunk.number)
 
     def arrive(self) -> None:
@@ -213,13 +212,13 @@ class DeviceTransfer:
         # The scatter of the previous step's means may still read the buffer on another stream.
         self._device.current_stream().wait_event(self._free)
         begin = self._device.record(timed=True)
-        with recorder.recorded(Role.PAUSE, Kind.D2H) if recorder is not None else nullcontext():
+        with noted(recorder, Kind.D2H, role=Role.PAUSE):
             self._gather(chunk)
         gathered = self._device.record(timed=True)
         self._now.gathers[chunk.number] = begin, gathered
         self._to_host.wait_event(gathered)  # wait for the gathering, not for later kernels
         with self._device.use(self._to_host):
-            with noted(recorder, Kind.D2H, str(chunk.number), alone=True):
+            with noted(recorder, Kind.D2H, str(chunk.number), Role.ALONE):
                 bytes_of(chunk, self._arena.slot).copy_(
                     bytes_of(chunk, self._buffer), non_blocking=True
                 )
@@ -320,7 +319,7 @@ class DeviceTransfer:
     def _fetch(self, step: int, chunk: Chunk, recorder: Recorder | None) -> None:
         self._arena.wait_chunk(chunk.number)
         with self._device.use(self._to_device):
-            with noted(recorder, Kind.H2D, str(chunk.number), alone=True):
+            with noted(recorder, Kind.H2D, str(chunk.number), Role.ALONE):
                 bytes_of(chunk, self._buffer).copy_(
                     bytes_of(chunk, self._results[step % 2]), non_blocking=True
                 )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.codecs.gathering import Pending
 from paceline.core.errors import InvalidInput, NonFinite
+from paceline.core.plan import Kind
 from paceline.exchange.compressed import CodecAllReduce
 from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
@@ -158,11 +159,11 @@ class LayerGradients(Exchange):
             post = partial(begin_sum, values, self._thread.process_group)
         else:
             post = partial(self._begin_encoded, self.encoded, layer, torch.cat(gradients))
-        joined = recorder.join_exchange(layer) if recorder else None
+        joined = recorder.begin(Kind.REDUCE, layer) if recorder else None
 
         def on_done(*_: float) -> None:
             if recorder is not None:
-                recorder.leave_exchange(joined)
+                recorder.end(joined)
 
         self._running.append((chunk, self._thread.begin(post, on_done)))
 

@@ -28,7 +28,7 @@ from paceline.exchange.replica import Method, ModelReplica, SingleReplica
 from paceline.exchange.step import OF_CLASSES, Learning, Optimize, Share
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder, Role
+from paceline.record.recorder import Recorder, Role, noted
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.layer_gradients import (
     CommunicationThread,
@@ -347,7 +347,7 @@ class SubBatchPass:
 
     @contextmanager
     def _computing(self, kind: Kind, part: str) -> Iterator[None]:
-        recorded = self._trainer.recorder.recorded(Role.SUB_BATCH, kind, part, self._number)
+        recorded = noted(self._trainer.recorder, kind, part, Role.SUB_BATCH, self._number)
         with recorded, self._trainer.learning.autocast(self._activations.device):
             yield
 

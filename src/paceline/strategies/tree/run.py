@@ -22,7 +22,7 @@ from paceline.exchange.replicas import start as start
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.devices import device_of
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder, noted
+from paceline.record.recorder import Recorder, Role, noted
 from paceline.strategies.tree.config import Tree
 from paceline.strategies.tree.plan import children, parent
 
@@ -138,7 +138,7 @@ class TreeExchange(Exchange):
         # Add in a fixed order, so that sums are bitwise reproducible.
         for child in self._children:
             self._receive(flat.incoming, child, f"up{child}")
-            with noted(self.recorder, Kind.REDUCE, f"{child}", alone=True):
+            with noted(self.recorder, Kind.REDUCE, f"{child}", Role.ALONE):
                 flat.values += flat.incoming
         if self._parent is None:
             flat.sums /= self._group.world_size
