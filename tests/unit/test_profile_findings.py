@@ -206,7 +206,6 @@ def test_what_does_not_fit_is_refused(own_modules) -> None:
     failing = {"model": "own_failing:make", "data": "synthetic:64", "batch_size": 8}
     for asked, field in (
         ({"data": "digits", "batch_size": 5000}, "batch_size"),  # more than all samples
-        ({"workers": 2}, "workers"),
         (failing, "model own_failing:make"),
     ):
         with refused(field) as caught:

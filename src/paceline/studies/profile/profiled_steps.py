@@ -88,9 +88,6 @@ def profiled_recipe(settings: ProfileSettings) -> Recipe:
 
 def subject_of(settings: ProfileSettings, group: Group) -> ProfiledModel:
     """Load the data, and build and describe the model; raises InvalidInput for bad settings."""
-    if group.world_size != settings.workers:
-        problem = f"must equal the number of ranks, {group.world_size}"
-        raise InvalidInput("workers", problem, got=settings.workers)
     recipe = profiled_recipe(settings)
     model = built(recipe, SEED)
     samples, size = len(recipe.samples), settings.batch_size
