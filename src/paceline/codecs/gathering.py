@@ -28,12 +28,10 @@ from paceline.links.all_to_all import AllToAll
 
 @dataclass
 class Sent:
-    """Counts the bytes sent and received by this rank, including 40 header bytes per message."""
+    """Counts the bytes sent by this rank, including 40 header bytes per message."""
 
     activations_sent: int = 0
-    activations_received: int = 0
     activation_gradients_sent: int = 0
-    activation_gradients_received: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +59,8 @@ def all_gather(
     `x` has this rank's rows in dimension 0. `codec`: codec of the rows in forward; None: not
     encoded. `activation_gradients`: codec of the rows' gradients in backward. A codec requires
     float32 values. `sizes`: number of rows on each rank; if None, the ranks exchange these numbers
-    first. `traffic` counts the bytes sent and received. `what`: name of `x` in errors. With a
-    single rank, the result is `x`.
+    first. `traffic` counts the bytes sent. `what`: name of `x` in errors. With a single rank, the
+    result is `x`.
 
     In backward, each rank receives the gradients of its own rows from all ranks, and adds them in
     rank order, in float32. This sum is the gradient of the sum of all ranks' losses. All ranks must
@@ -268,10 +266,8 @@ class RowExchange:
         posted, traffic = AllToAll(rows, lengths, self.group), self.traffic
         if traffic is not None and self.in_forward:
             traffic.activations_sent += posted.sent_nbytes
-            traffic.activations_received += posted.received_nbytes
         elif traffic is not None:
             traffic.activation_gradients_sent += posted.sent_nbytes
-            traffic.activation_gradients_received += posted.received_nbytes
         return posted
 
     def _check_finite(self, form: Codec, found: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ class AllToAll:
         empty = torch.empty(0, dtype=torch.uint8, device=device)
         # Keep the tensors alive until they are sent, because PyTorch holds no reference to them.
         self._sent = [empty if rank == own else one for rank, one in enumerate(sent)]
-        self.sent_nbytes, self.received_nbytes = sum(map(len, self._sent)), sum(lengths)
+        self.sent_nbytes = sum(map(len, self._sent))
         whole = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
         self._received = whole.split(lengths)
         # gloo's all_to_all_single with unequal sizes sends and receives one after the other, so use
