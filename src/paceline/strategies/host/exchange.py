@@ -68,7 +68,7 @@ class HostExchange(Exchange):
         sizes = layout.nbytes, len(layout.layers), layout.num_flags
         self._arena = Arena(self._group, *sizes, self._group.deadline_s)
         if len(self._arena.leaders) > 1:
-            self._between = LeaderAllReduce(self._arena, self._group, self._compression)
+            self._between = LeaderAllReduce(self._arena, self._group, self._compression, layout)
             self.encoded = self._between.encoded
             if self._compression is not None:
                 self._guard = NonFiniteGuard(self._compression.on_nonfinite)
@@ -219,10 +219,13 @@ class LeaderAllReduce:
     """All-reduces sums between machines during backward; each machine's leader runs a thread.
 
     All ranks must call the constructor together. With a codec, sending a chunk and decoding the
-    previous chunk overlap.
+    previous chunk overlap. Raises InvalidInput if ranks have different codecs, or if there is a
+    codec and a gradient of `layout` is not float32.
     """
 
-    def __init__(self, arena: Arena, group: Group, compression: Compression | None) -> None:
+    def __init__(
+        self, arena: Arena, group: Group, compression: Compression | None, layout: Layout
+    ) -> None:
         self._arena, self._deadline_s = arena, group.deadline_s
         self._chunks: tuple[Chunk, ...] = ()
         leaders = [group.global_ranks[leader] for leader in arena.leaders]
@@ -234,6 +237,8 @@ class LeaderAllReduce:
         )
         self.codec = name_of(compression.codec) if compression else None
         check_same_codec(self.codec, group)
+        if self.codec is not None:
+            _check_encodable(layout)
         self.is_leader = group.rank in arena.leaders
         # Only leaders set the following attributes.
         self._thread: CallThread | None = None
@@ -246,16 +251,7 @@ class LeaderAllReduce:
             self._thread = CallThread("between")
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
-        """Begin a step: the leader's thread exchanges each chunk once this machine has summed it.
-
-        Raises InvalidInput if there is a codec and a gradient is not float32.
-        """
-        if self.codec is not None and chunks is not self._chunks:
-            for slot in (slot for chunk in chunks for slot in chunk.slots):
-                if slot.dtype != torch.float32:
-                    got = f"{slot.name!r} has {slot.parameter.dtype}"
-                    hint = "train in float32, or without a codec"
-                    raise InvalidInput("codec", f"requires float32 gradients, but {got}", hint=hint)
+        """Begin a step: the leader's thread exchanges each chunk that this machine has summed."""
         self._chunks = chunks
         if self._thread is not None:
             self._exchanged = self._thread.submit(partial(self._exchange, step, chunks, recorder))
@@ -327,6 +323,13 @@ def _check_one_device(layout: Layout) -> None:
         found = " and ".join(f"{name!r} on {device}" for device, name in names.items())
         problem = f"has {found}, but exchange 'host' supports one device per rank"
         raise InvalidInput("model", problem, hint="choose exchange='allreduce'")
+
+
+def _check_encodable(layout: Layout) -> None:
+    for slot in layout.slots:
+        if slot.dtype != torch.float32:
+            problem = f"requires float32 gradients, but {slot.name!r} has {slot.parameter.dtype}"
+            raise InvalidInput("codec", problem, hint="train in float32, or without a codec")
 
 
 def _without_gaps(chunk: Chunk, result: Tensor) -> Tensor:

@@ -186,7 +186,6 @@ class DeviceTransfer:
         self._deadline_s = deadline_s
         self._device = device_of(layout.slots[0].parameter.device)
         self._to_host, self._to_device = self._device.new_stream(), self._device.new_stream()
-        self._results = [arena.shared_result(parity) for parity in (0, 1)]
         self._buffer = torch.empty(
             layout.nbytes, dtype=torch.uint8, device=self._device.torch_device
         )
@@ -304,12 +303,11 @@ class DeviceTransfer:
         return next((error for error in errors if error is not None), None)
 
     def close(self) -> None:
-        """End the threads and all copies, and release the arena's memory."""
+        """End the threads and all copies."""
         self._poster.close(None)
         self._fetcher.close(None)
         self.count_times()
         self._device.synchronize()
-        self._results = []
 
     def _post(self, chunk: Chunk, arrived: Event) -> None:
         with self._device.use():
@@ -318,11 +316,10 @@ class DeviceTransfer:
 
     def _fetch(self, step: int, chunk: Chunk, recorder: Recorder | None) -> None:
         self._arena.wait_chunk(chunk.number)
+        sums = bytes_of(chunk, self._arena.shared_result(step))
         with self._device.use(self._to_device):
             with noted(recorder, Kind.H2D, str(chunk.number), Role.ALONE):
-                bytes_of(chunk, self._buffer).copy_(
-                    bytes_of(chunk, self._results[step % 2]), non_blocking=True
-                )
+                bytes_of(chunk, self._buffer).copy_(sums, non_blocking=True)
             self._now.copied[chunk.number] = self._device.record(timed=True)
 
 
