@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from paceline.codecs.codec import Cast, Codec, Payload, pack, row_nbytes, unpack
 from paceline.codecs.feedback import ErrorFeedback
 from paceline.codecs.names import find_codec
+from paceline.core.balance import evenly
 from paceline.core.errors import InvalidInput, NonFinite
 from paceline.links.all_to_all import AllToAll
 
@@ -99,7 +100,7 @@ def reduce_scatter(
     """
     num_ranks = len(ranks_of(group))
     if sizes is None and x.dim():
-        sizes = [len(x) // num_ranks + (rank < len(x) % num_ranks) for rank in range(num_ranks)]
+        sizes = evenly(len(x), num_ranks)
     codec_for(activation_gradients, x.dtype)
     forward = RowExchange(codec, group, tuple(sizes or ()), traffic, what)
     backward = forward.of_gradients(activation_gradients)

@@ -42,6 +42,12 @@ def apportion(
     return tuple(parts)
 
 
+def evenly(count: int, num_parts: int) -> tuple[int, ...]:
+    """Divide `count` into `num_parts` nearly equal parts, larger parts first."""
+    whole, rest = divmod(count, num_parts)
+    return tuple(whole + (i < rest) for i in range(num_parts))
+
+
 _FIRST_INTERVAL = 4
 _LONGEST_INTERVAL = 64
 # Shares change only if this shortens a step by more than the tolerance, a fraction of its time. The

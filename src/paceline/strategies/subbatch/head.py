@@ -49,12 +49,6 @@ def num_outputs(layer: Layer) -> int:
     return (matrix_of(layer) or layer.parameters[0]).shape[0]
 
 
-def shares(count: int, workers: int) -> list[int]:
-    """Split `count` into `workers` nearly equal parts, larger parts first; leave out zeros."""
-    whole, rest = divmod(count, workers)
-    return [part for i in range(workers) if (part := whole + (i < rest))]
-
-
 def _found(workload: Workload) -> int:
     layers = workload.layers
     for start in range(1, len(layers)):

@@ -27,6 +27,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from paceline.core.balance import evenly
 from paceline.core.collective import Coding, Collective, CollectivePiece
 from paceline.core.cost import compute_lane
 from paceline.core.cutting import Split
@@ -45,7 +46,6 @@ from paceline.strategies.subbatch.head import (
     matrix_of,
     num_outputs,
     rows_per_sample,
-    shares,
     update_work,
 )
 
@@ -128,7 +128,7 @@ def memory(workload: Workload, machine: Machine, config: SubBatch) -> Mapping[st
         outputs = num_outputs(layer)
         # On a cluster, `devices` may be those of the first node only. Their shares are the largest,
         # so the other nodes' shares do not matter.
-        for device, own in zip(devices, shares(outputs, workers), strict=False):
+        for device, own in zip(devices, evenly(outputs, workers), strict=False):
             needed[device.name] += state_nbytes([layer]) * own // outputs
     return needed
 
@@ -243,7 +243,7 @@ def _sub_batches(
     matrix = matrix_of(parts.head.layers[-1])
     element_size = 4 if matrix is None else max(4, matrix.element_size)
     loss_nbytes = _LOSS_VALUES * element_size * rows_per_sample(parts)  # per sample
-    for number, samples in enumerate(shares(batch_size, config.num_sub_batches(batch_size))):
+    for number, samples in enumerate(evenly(batch_size, config.num_sub_batches(batch_size))):
         exchange = partial(_exchange, ring, workers, number)
         layers = []
         inputs = samples * parts.body.layers[-1].activation_nbytes / batch_size

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.core.balance import evenly
 from paceline.core.outcome import Outcome, SplitHead, Traffic
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.strategy import PricedMachine
@@ -24,7 +25,6 @@ from paceline.record.recorder import Recorder
 from paceline.strategies.subbatch import build
 from paceline.strategies.subbatch.config import SubBatch
 from paceline.strategies.subbatch.evaluation import evaluate
-from paceline.strategies.subbatch.head import shares
 from paceline.strategies.subbatch.paced import paced_model, paced_optimizer
 from paceline.strategies.subbatch.plan import plan
 from paceline.strategies.subbatch.profile import ANY_SPEED, planned_nbytes, profile
@@ -140,7 +140,7 @@ def _paced(session: TrainingSession) -> tuple[SplitModel, setups.TrainingSetup]:
     settings, device, config = session.settings, session.device, session.config
     assert isinstance(settings, RehearseSettings)
     assert device is not None  # None: rehearsal with `slowdown`, which subbatch refuses
-    sizes = shares(settings.batch_size, config.workers)
+    sizes = evenly(settings.batch_size, config.workers)
     workload = workload_of(settings.model, sizes[0], settings.input_shape)
     times, own = device.times(workload), sizes[session.group.rank]
     model = paced_model(workload, config, session.group.rank, device)

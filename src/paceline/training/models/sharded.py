@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.core.balance import apportion
+from paceline.core.balance import evenly
 from paceline.training.models.live_memory import storage_of
 
 Build = Callable[[], nn.Module]
@@ -51,7 +51,7 @@ class Sharding:
     @classmethod
     def even(cls, num_outputs: int, workers: int) -> Self:
         """Divide outputs evenly among workers; a remainder goes to the first ranks, one each."""
-        return cls(apportion(num_outputs, [1.0] * workers))
+        return cls(evenly(num_outputs, workers))
 
     @property
     def num_outputs(self) -> int:
