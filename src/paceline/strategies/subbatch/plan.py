@@ -240,8 +240,7 @@ def _sub_batches(
         stations = dict(enumerate(devices))
         there = Coding.of(config.activations, stations, parts.head.layers, _FLOAT32)
         back = Coding.of(config.activation_gradients, stations, parts.head.layers, _FLOAT32)
-    matrix = matrix_of(parts.head.layers[-1])
-    element_size = 4 if matrix is None else max(4, matrix.element_size)
+    element_size = max(4, parts.head.layers[-1].parameters[0].element_size)
     loss_nbytes = _LOSS_VALUES * element_size * rows_per_sample(parts)  # per sample
     for number, samples in enumerate(evenly(batch_size, config.num_sub_batches(batch_size))):
         exchange = partial(_exchange, ring, workers, number)
