@@ -22,8 +22,7 @@ from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.names import factory_of, find_codec
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
-from paceline.core.link_fit import ExchangeSample, LinearTime, line_through
-from paceline.core.turns import WORTH, Choice
+from paceline.core.turns import Choice
 from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
 from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
 from paceline.exchange.optimizers import Policy
@@ -33,12 +32,11 @@ from paceline.links.devices import device_of
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]
 _CODEC = wire_format(AUTO).name  # the codec that "auto" may use, and that predictions assume
+_PLAIN = "float32"
 _FACTORIES: dict[str, Factory] = {
-    "plain": partial(Cast, "float32"),
-    "encoded": partial(find_codec, _CODEC),
+    _PLAIN: partial(Cast, _PLAIN),
+    _CODEC: partial(find_codec, _CODEC),
 }
-_SIZES = (1 << 10, 1 << 21)  # numbers of values in the two exchanges that `AutoCodec` times
-_NUM_MEASURED = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class CodecAllReduce:
     """Runs encoded all-reduces one after another, in two threads that scatter and gather pieces.
 
     `codec`: used by method `reduce`, while `begin` gets its own; "auto" encodes only if this makes
-    exchanges and steps faster. All ranks must create this object together, and begin all-reduces in
+    steps faster. All ranks must create this object together, and begin all-reduces in
     the same order. The threads have separate process groups, so that one piece is scattered while
     another is gathered. Attribute `codecs` stores error feedback by key. Collectives time out after
     `deadline_s`. Raises InvalidInput if the ranks' codecs differ.
@@ -120,8 +118,7 @@ class CodecAllReduce:
         self._gathering = CallThread("gather", self.device)
         self._bytes_sent = [0, 0]  # one number for the scatter thread, one for the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
-        self._auto = AutoCodec(self) if codec == AUTO else None
-        self._bytes_sent = [0, 0]  # do not count the bytes that AutoCodec has sent to measure
+        self._auto = AutoCodec(self.agree) if codec == AUTO else None
 
     @property
     def why(self) -> str:
@@ -150,10 +147,10 @@ class CodecAllReduce:
         return sum(self._bytes_sent)
 
     def reduce(self, key: str, values: Tensor, divisor: float = 1.0) -> Work:
-        """Start an all-reduce as `begin` does, with the codec chosen for this number of values."""
+        """Start an all-reduce as `begin` does, with the codec of this step."""
         name, make = self._name, self._make
         if self._auto is not None:
-            name, make = self._auto.codec_of(len(values))
+            name, make = self._auto.name, _FACTORIES[self._auto.name]
         assert make is not None
         return self.begin(f"{key}/{name}", values, make, divisor)
 
@@ -220,76 +217,41 @@ class CodecAllReduce:
         work.future.set_result(work.values)
 
 
-class AutoCodec:
-    """Encodes tensors with codec `dynamic8` if encoding makes exchanges and steps faster.
+class AutoCodec(Choice):
+    """Encodes tensors with codec `dynamic8` if this makes steps faster.
 
-    First, exchanges of a small and a large tensor are timed with and without the codec. A line
-    through the two times predicts for which sizes the codec makes exchanges faster. Because
-    computation may hide exchanges, steps with and without the codec are then timed alternately
-    (`paceline.core.turns`). All ranks make the same choice.
+    Computation may hide exchanges, so not exchanges are timed, but steps with and without the codec
+    in turns (`paceline.core.turns`). `agree(values)` returns each value's maximum over ranks, so
+    that all ranks make the same choice.
     """
 
-    def __init__(self, all_reduce: CodecAllReduce) -> None:
-        self._all_reduce = all_reduce
-        self._lines = {name: self._line(name, factory) for name, factory in _FACTORIES.items()}
-        self._turns = Choice(("plain", "encoded"))
+    def __init__(self, agree: Callable[[Sequence[float]], list[float]]) -> None:
+        super().__init__(tuple(_FACTORIES))
+        self._agree = agree
         self._marks: list[float] = []
 
     @property
     def is_plain(self) -> bool:
         """Whether tensors are sent unencoded in this step."""
-        return self._turns.name == "plain"
+        return self.name == _PLAIN
 
     def begin_step(self) -> None:
         """Record the start of a step; after enough steps, choose again with all ranks."""
-        num_steps = self._turns.num_steps
+        num_steps = self.num_steps
         self._marks.append(time.monotonic())
         if num_steps is not None and len(self._marks) > num_steps:
             own = [end - start for start, end in pairwise(self._marks)]
             self._marks = self._marks[-1:]
-            self._turns.add(self._all_reduce.agree(own))  # maximum over ranks of each step's time
-
-    def codec_of(self, count: int) -> tuple[str, Factory]:
-        """Return name and factory of the codec for a tensor of `count` values."""
-        if not self.is_plain and self._pays(count):
-            return _CODEC, _FACTORIES["encoded"]
-        return "float32", _FACTORIES["plain"]
+            self.add(self._agree(own))
 
     @property
     def why(self) -> str:
         """A sentence with the current choice and the measured times, for the user."""
-        used, took_s = "none" if self.is_plain else _CODEC, self._turns.seconds
-        verdict = f"{used} now; steps are measured with and without a codec"
-        if self._turns.settled:
-            encoded_s, plain_s = duration(took_s["encoded"]), duration(took_s["plain"])
-            verdict = f"{used}, because steps took {encoded_s} with {_CODEC} and {plain_s} without"
-        with_s, without_s = (self._seconds_of(name, 1_000_000) for name in ("encoded", "plain"))
-        few_with_s, few_without_s = (self._lines[name].latency_s for name in ("encoded", "plain"))
-        return (
-            f"{verdict}; a million values take {with_s * 1e3:.3g} ms with dynamic8 and "
-            f"{without_s * 1e3:.3g} ms without, one value {few_with_s * 1e3:.2g} and "
-            f"{few_without_s * 1e3:.2g} ms"
-        )
-
-    def _pays(self, count: int) -> bool:
-        return self._seconds_of("encoded", count) < (1 - WORTH) * self._seconds_of("plain", count)
-
-    def _seconds_of(self, name: str, count: int) -> float:
-        return self._lines[name].latency_s + self._lines[name].seconds_per_byte * count
-
-    def _line(self, name: str, factory: Factory) -> LinearTime:
-        """Time a small and a large exchange; return the line through the slowest rank's times."""
-        fastest = []
-        for size in _SIZES:
-            values = torch.ones(size, device=self._all_reduce.device)
-            times = []
-            for _ in range(_NUM_MEASURED):
-                started = time.monotonic()
-                self._all_reduce.begin(f"{name}{size}", values, factory, 1.0).future.wait()
-                times.append(time.monotonic() - started)
-            fastest.append(min(times))
-        small, large = self._all_reduce.agree(fastest)
-        return line_through((ExchangeSample(_SIZES[0], small), ExchangeSample(_SIZES[1], large)))
+        used = "none" if self.is_plain else _CODEC
+        if not self.settled:
+            return f"{used} now; steps are measured with and without a codec"
+        with_s, without_s = (duration(self.seconds[name]) for name in (_CODEC, _PLAIN))
+        return f"{used}, because steps took {with_s} with {_CODEC} and {without_s} without"
 
 
 def name_of(codec: str | Codec) -> str:
