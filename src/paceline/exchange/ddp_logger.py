@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -28,22 +27,12 @@ class DDPLogger:
         self._data["static_graph"] = True
 
     def data(self, parallel: DistributedDataParallel) -> dict[str, Any]:
-        """Return the wrapper's settings and the counters under torch's names for them."""
-        modules = list(parallel.module.modules())
-        parameters = [p for p in parallel.module.parameters() if p.requires_grad]
+        """Return the wrapped module's class, the ranks and the counters, under torch's names."""
         group = parallel.process_group
         return {
             "module_name": type(parallel.module).__name__,
             "rank": group.rank(),
             "world_size": group.size(),
             "backend_name": dist.get_backend(group) if dist.is_initialized() else "",
-            "num_parameter_tensors": len(parameters),
-            "total_parameter_size_bytes": sum(p.nbytes for p in parameters),
-            "dtypes": ", ".join(sorted({str(p.dtype) for p in parameters})),
-            "broadcast_buffers": int(parallel.forward_sync_buffers),
-            "find_unused_parameters": int(parallel.find_unused_parameters),
-            "gradient_as_bucket_view": int(parallel.gradient_as_bucket_view),
-            "has_sync_bn": int(any(isinstance(one, nn.SyncBatchNorm) for one in modules)),
-            "is_multi_device_module": int(parallel.is_multi_device_module),
             **self._data,
         }
