@@ -1,7 +1,6 @@
 """Features of paceline.DataParallel that DDP lacks; test_programs.py compares the others."""
 
 import copy
-import re
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -75,8 +74,6 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     (bits, (_, exchange), why), second = pair(learned, "auto", "auto", 50)
     assert (bits, exchange, why) == (second[0], second[1][1], second[2])
     assert why.startswith(f"{exchange}: ")
-    # The time of `host` names its chunk size, of at most all four layers.
-    assert re.search(r"host [\d.e+]+ ms in chunks of [1-4] ", why)
 
 
 def closed(exchange: str) -> None:

@@ -55,7 +55,7 @@ def test_an_exchange_that_cannot_be_used_is_left_out_and_named(clock):
     assert "host" in told[0]
     assert "there is none" in told[0]
     for figure in ("tree: ", "allreduce 20 ms", "host", "memory: "):
-        assert figure in trials.why()
+        assert figure in trials.why
     assert train(trials, clock, lambda name, _: 0.03, steps=60)[-1] == "allreduce"
 
 
@@ -78,27 +78,8 @@ def test_a_search_for_the_chunk_size_does_not_restart_trials(clock):
         for _ in range(51):
             clock.now += seconds
             trials.exchanged()
-        trials.finish_measurement(joined(torch.device("cpu")), 4, is_searched=True)
+        trials.finish_measurement(joined(torch.device("cpu")), is_searched=True)
         assert trials.settled
-
-
-def test_a_reason_has_the_chunk_size_timed_and_the_one_in_use(clock):
-    """Host was timed with the predicted chunk size, and its search continues."""
-    trials = Trials(METHODS, clock)
-    while not trials.settled:
-        name = trials.name
-        while not trials.due:
-            clock.now += 0.01 if name == "host" else 0.02
-            trials.exchanged()
-        trials.finish_measurement(joined(torch.device("cpu")), 8 if name == "host" else None)
-    reason = trials.why(8, is_searched=True)
-    assert reason.startswith("host: ")
-    for figure in ("allreduce 20 ms", "host 10 ms in chunks of 8 layers", "tree 20 ms"):
-        assert figure in reason
-    for chunk, is_searched, count in ((4, True, " 4 layers"), (1, False, " 1 layer")):
-        other = trials.why(chunk, is_searched=is_searched)
-        assert other.startswith(reason)
-        assert count in other.removeprefix(reason)
 
 
 class WithSlower:

@@ -44,7 +44,6 @@ class Trials(Choice):
         self._clock, self._last_step, self._on_decision = clock, last_step, on_decision
         self._num_exchanged = self.num_searched = 0
         self._failed: dict[str, str] = {}
-        self._chunks: dict[str, int] = {}  # each exchange's layers per chunk when last timed
         self._marks: list[Any] = []
 
     @property
@@ -60,14 +59,12 @@ class Trials(Choice):
         if self.num_steps is not None and self._num_exchanged <= self._last_step:
             self._marks.append(self._clock.mark())
 
-    def finish_measurement(
-        self, group: Group, chunk: int | None = None, is_searched: bool = False
-    ) -> None:
+    def finish_measurement(self, group: Group, is_searched: bool = False) -> None:
         """Evaluate the steps timed since the last call; collective.
 
         During trials, ends the current exchange's turn to be timed. After trials, checks whether
-        steps have become slower or faster. `chunk`: current number of layers per chunk.
-        `is_searched`: whether the search for this number is still running.
+        steps have become slower or faster. `is_searched`: whether a search for the number of layers
+        per chunk is still running.
         """
         was_settled = self.settled
         if self._num_exchanged >= self._last_step:
@@ -76,8 +73,6 @@ class Trials(Choice):
             own = seconds_between(self._clock, self._marks)
             steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
             self._marks = self._marks[-1:]
-            if chunk is not None and not self.settled:
-                self._chunks[self.name] = chunk
             self.add(steps, is_steady=not is_searched)
         self._report(was_settled)
 
@@ -97,26 +92,15 @@ class Trials(Choice):
         self.drop()
         self._report(was_settled)
 
-    def why(self, chunk: int | None = None, is_searched: bool = False) -> str:
-        """Return a line of text about the exchange in use, and the measured step times.
-
-        `chunk`, `is_searched`: see `finish_measurement`.
-        """
-        figures = [
-            f"{name} {duration(seconds)}"
-            + (f" in chunks of {_layers(self._chunks[name])}" if name in self._chunks else "")
-            for name, seconds in self.seconds.items()
-        ]
+    @property
+    def why(self) -> str:
+        """A line of text: the exchange in use, and the measured step times."""
+        figures = [f"{name} {duration(seconds)}" for name, seconds in self.seconds.items()]
         problems = [f"{name} cannot be used: {why}" for name, why in self._failed.items()]
         told = "; ".join([*sorted(figures), *problems])
         if not self.settled:
             return f"{self.name}: being measured" + (f"; {told}" if told else "")
-        reason = f"{self.name}: the fastest, by the step: {told}"
-        timed = self._chunks.get(self.name)
-        if chunk is None or timed is None or chunk == timed:
-            return reason
-        now = "now trying" if is_searched else "now"
-        return f"{reason}; {now} in chunks of {_layers(chunk)}"
+        return f"{self.name}: the fastest, by the step: {told}"
 
 
 class Trying(Synchronized):
@@ -155,7 +139,7 @@ class Trying(Synchronized):
             return
         used = self._gradients
         assert used is not None  # not None, because only a reducer calls this method
-        trials.finish_measurement(self._join(), used.chunk, used.is_searched)
+        trials.finish_measurement(self._join(), used.is_searched)
         while self._next is None and self._used != trials.name:
             method, prepared = self._candidates[trials.name], None
             try:
@@ -189,7 +173,3 @@ class Trying(Synchronized):
         if self._next is not None:
             self._next[1].close()
         super().close()
-
-
-def _layers(count: int) -> str:
-    return f"{count} layer{'s' * (count > 1)}"

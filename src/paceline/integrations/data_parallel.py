@@ -180,8 +180,7 @@ class DataParallel(Trying):
             return self._why
         if self._join_config.enable:
             return f"{self._method.name}: no other exchange is tried within join()"
-        used = self._gradients
-        return self._trials.why(used.chunk, used.is_searched) if used else self._trials.why()
+        return self._trials.why
 
     @property
     def trials(self) -> tuple[Trial, ...]:
