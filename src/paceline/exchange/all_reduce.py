@@ -132,8 +132,7 @@ class TorchAllReduce(Listener):
     `on_exchanged`, if given, is called at the end of each backward pass that exchanges gradients.
     """
 
-    # As in Paceline's `Reducer`; torch's reducer has no chunks, so no chunk size is searched.
-    chunk, is_searched = None, False
+    is_searched = False  # as in Paceline's `Reducer`; torch's reducer has no chunks to search
 
     def __init__(
         self,

@@ -43,8 +43,9 @@ class Reducer(Listener):
     The gradients of the first backward pass are exchanged after its end. In later passes, all ranks
     exchange gradients in the order in which rank 0's gradients became ready in the first pass.
     `join()` connects the ranks; `make(group)` creates the exchange. `chunk`: number of layers that
-    are exchanged together, or a tuner that chooses this number by rank 0's times. `sparse`: indices
-    of parameters with sparse gradients. `on_exchanged` is called after each exchange.
+    are exchanged together, or a tuner that chooses this number by rank 0's times; None: all layers,
+    after backward. `sparse`: indices of parameters with sparse gradients. `on_exchanged` is called
+    after each exchange.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Reducer(Listener):
         parameters: Sequence[NamedParameter],
         make: Callable[[Group], Exchange],
         join: Callable[[], Group],
-        chunk: int | ChunkTuner,
+        chunk: int | ChunkTuner | None,
         *,
         sparse: Sequence[int],
         find_unused_parameters: bool,
@@ -60,8 +61,8 @@ class Reducer(Listener):
     ) -> None:
         self._named, self._sparse = list(parameters), dict.fromkeys(sparse)
         self._make, self._join = make, join
-        self.tuner = self._tuner = None if isinstance(chunk, int) else chunk
-        self._chunk = chunk if isinstance(chunk, int) else chunk.chunk
+        self.tuner = self._tuner = chunk if isinstance(chunk, ChunkTuner) else None
+        self._chunk = chunk.chunk if isinstance(chunk, ChunkTuner) else chunk
         self._may_be_unused = find_unused_parameters
         self._on_exchanged = on_exchanged
         self._group: Group | None = None
@@ -174,12 +175,6 @@ class Reducer(Listener):
         self._opened().load_state(state)
 
     @property
-    def chunk(self) -> int | None:
-        """The number of layers that are exchanged together; None if exchanges have no chunks."""
-        is_chunked = self._exchange is not None and self._exchange.chunked
-        return self._chunk if is_chunked else None
-
-    @property
     def is_searched(self) -> bool:
         """Whether the search for the fastest number of layers per chunk is still running."""
         return self._tuner is not None
@@ -225,14 +220,13 @@ class Reducer(Listener):
 
     def ready(self, chunk: int) -> None:
         """Start to exchange chunk number `chunk`, whose gradients are ready."""
-        exchange = self._opened()
-        for slot in self._chunks[chunk].slots if exchange.chunked else ():
+        for slot in self._chunks[chunk].slots if self._chunk is not None else ():
             gradient = slot.parameter.grad
             # A view shares its version counter with its base tensor, and thus with the other
             # gradients of a flat buffer. So store None for a view.
             version = None if gradient is None or gradient._is_view() else gradient._version
             self._sent.append((slot, gradient, version))
-        exchange.ready(self._chunks[chunk], self._readiness.touched)
+        self._opened().ready(self._chunks[chunk], self._readiness.touched)
 
     def ended(self, missing: Sequence[int]) -> None:
         """End a backward pass: exchange the `missing` chunks, and wait for all averages."""
@@ -331,11 +325,11 @@ class Reducer(Listener):
         self._is_arranged = True
         self._set_chunk(self._chunk)
 
-    def _set_chunk(self, size: int) -> None:
+    def _set_chunk(self, size: int | None) -> None:
         assert self._layout is not None
         self._chunk = size
         whole = (Chunk(0, self._layout.slots),) if self._layout.slots else ()
-        self._chunks = self._layout.chunks(size) if self._opened().chunked and whole else whole
+        self._chunks = self._layout.chunks(size) if size is not None and whole else whole
         # None remains for parameters with sparse gradients, which are in no chunk
         chunk_of: list[int | None] = [None] * len(self._named)
         for chunk in self._chunks:

@@ -104,15 +104,13 @@ class SingleReplica(ModelReplica):
 class Exchange(Protocol):
     """Replaces each gradient that changed on any rank by its mean over all ranks.
 
-    All methods except `ready` are collective. If `chunked` is true, method `ready` sends the
-    gradients of a chunk (adjacent layers) during backward. If it is false, method `finish` sends
-    all gradients. `touched`: by parameter, whether its gradient changed on this rank. `encoded`:
-    the compressed all-reduce of this rank, if any.
+    All methods except `ready` are collective. If `Method.chunk` is set, method `ready` sends the
+    gradients of a chunk (adjacent layers) during backward. Otherwise, method `finish` sends all
+    gradients. `touched`: by parameter, whether its gradient changed on this rank. `recorder`: set
+    by the caller to record exchanges. `encoded`: the compressed all-reduce of this rank, if any.
     """
 
-    name: str
-    chunked: bool
-    recorder: Recorder | None
+    recorder: Recorder | None = None
     encoded: CodecAllReduce | None = None
 
     def open(self, layout: Layout) -> None:
@@ -166,16 +164,15 @@ class Method:
 
     `make(group, as_views)`: creates the exchange; `as_views`: whether gradients may be views of the
     exchange's memory. Without `make`, torch's reducer averages gradients, encoded by `compression`
-    if set. `is_chunked`: whether the exchange sends chunks of layers during backward. `chunk`:
-    number of layers per chunk, or a factory of tuners that choose it. `takes_codec`: whether codecs
-    are supported.
+    if set. `chunk`: number of layers per chunk that the exchange sends during backward, or a
+    factory of tuners that choose this number; None: all gradients are sent after backward.
+    `takes_codec`: whether codecs are supported.
     """
 
     name: str
     make: Callable[[Group, bool], Exchange] | None = None
-    chunk: Chunking = 1
+    chunk: Chunking | None = None
     compression: Compression | None = None
-    is_chunked: bool = False
     takes_codec: bool = True
 
     @property

@@ -152,7 +152,7 @@ class Synchronized(DistributedDataParallel):
             named,
             lambda group: make(group, as_views),
             join,
-            chunk if isinstance(chunk, int) else chunk(max(1, len(layers))),
+            chunk(max(1, len(layers))) if callable(chunk) else chunk,
             sparse=[i for i, one in enumerate(named) if id(one.parameter) in sparse],
             find_unused_parameters=self.find_unused_parameters,
             on_exchanged=exchanged,

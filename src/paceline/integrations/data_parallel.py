@@ -290,7 +290,7 @@ def _methods(
     }
     # Try exchanges with chunks last: their reducers learn a good number of layers per chunk. If the
     # exchange tried last is chosen, its reducer stays in use, with that number.
-    found = sorted(every.values(), key=lambda method: method.is_chunked)
+    found = sorted(every.values(), key=lambda method: method.chunk is not None)
     encodable = [one for one in found if one.takes_codec or compression is None]
     if exchange == AUTO:
         return [one for one in encodable if one.uses_torch_reducer or not needs_torch_reducer]

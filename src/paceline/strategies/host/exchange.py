@@ -42,13 +42,9 @@ class HostExchange(Exchange):
     overwritten two steps later. `compression`: codec of the sums that leaders exchange.
     """
 
-    name = "host"
-    chunked = True
-
     def __init__(
         self, group: Group, as_views: bool = False, compression: Compression | None = None
     ) -> None:
-        self.recorder: Recorder | None = None
         self._group, self._as_views, self._compression = group, as_views, compression
         self._step = 0
         self._chunks: tuple[Chunk, ...] = ()
@@ -180,7 +176,7 @@ class HostExchange(Exchange):
         nbytes = sum(chunk.nbytes for chunk in self._chunks) * self._step
         chunk = len({slot.layer for slot in self._chunks[0].slots}) if self._chunks else None
         times = self._times.exposed_s, self._times.hidden_s
-        known = self.name, self._step, nbytes, nbytes, *times, chunk
+        known = "host", self._step, nbytes, nbytes, *times, chunk
         if self._between is None or self._guard is None:
             return Statistics(*known)
         encoded, found = self.encoded, (self._guard.num_nonfinite, self._guard.num_skipped)

@@ -21,7 +21,7 @@ def method(
     if compression is None and config.codec is not None:
         compression = Compression(config.codec)
     make = partial(HostExchange, compression=compression)
-    return Method("host", make, config.first_chunk if chunk is None else chunk, is_chunked=True)
+    return Method("host", make, config.first_chunk if chunk is None else chunk)
 
 
 def replica(

@@ -22,7 +22,6 @@ from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder
 
 
 class CommunicationThread:
@@ -104,11 +103,7 @@ class LayerGradients(Exchange):
     changed is not modified. With a codec, there are no flags, and all gradients are averaged.
     """
 
-    name = "subbatch"
-    chunked = True
-
     def __init__(self, thread: CommunicationThread, group: Group, codec: str | None) -> None:
-        self.recorder: Recorder | None = None
         self._thread, self._group = thread, group
         self._running: list[tuple[Chunk, Future[Tensor]]] = []
         self._postponed: list[Chunk] = []
@@ -225,7 +220,7 @@ class LayerGradients(Exchange):
         """Return the number of steps and the traffic so far."""
         sent = self.bytes_sent
         share = self.encoded.codecs.sent_share if self.encoded else None
-        return Statistics(self.name, self._num_steps, sent, sent, None, None, sent_share=share)
+        return Statistics("subbatch", self._num_steps, sent, sent, None, None, sent_share=share)
 
     def close(self) -> None:
         """Close the compressed all-reduce."""

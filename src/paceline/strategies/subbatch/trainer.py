@@ -149,7 +149,7 @@ class SplitTrainer:
             return SingleReplica(body)
         gradients = LayerGradients(self.thread, group, self.config.gradients)
         self.gradients = gradients
-        method = Method("subbatch", lambda group, as_views: gradients)
+        method = Method("subbatch", lambda group, as_views: gradients, chunk=1)
         return Synchronized(body, method, group=group, gradient_as_bucket_view=True)
 
     @property

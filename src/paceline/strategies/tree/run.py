@@ -22,7 +22,7 @@ from paceline.exchange.replicas import start as start
 from paceline.exchange.synchronized import Synchronized
 from paceline.links.devices import device_of
 from paceline.links.group import Group
-from paceline.record.recorder import Recorder, Role, noted
+from paceline.record.recorder import Role, noted
 from paceline.strategies.tree.config import Tree
 from paceline.strategies.tree.plan import children, parent
 
@@ -91,11 +91,7 @@ _tags = itertools.count()  # each model has its own message tag, so that message
 class TreeExchange(Exchange):
     """One rank's exchange of gradients in the tree."""
 
-    name = "tree"
-    chunked = False
-
     def __init__(self, group: Group, as_views: bool = False) -> None:
-        self.recorder: Recorder | None = None
         self._group, self._as_views = group, as_views
         self._tag = next(_tags)
         self._parent = parent(group.rank)
@@ -167,7 +163,7 @@ class TreeExchange(Exchange):
     def statistics(self) -> Statistics:
         """Return the traffic and time so far; no time overlaps with the backward pass."""
         sent, received = self._bytes_sent, self._bytes_received
-        return Statistics(self.name, self._num_steps, sent, received, self._exposed_s, 0.0)
+        return Statistics("tree", self._num_steps, sent, received, self._exposed_s, 0.0)
 
     def close(self) -> None:
         """Release the buffers."""
