@@ -25,7 +25,8 @@ from paceline.exchange.balanced import Balanced
 from paceline.exchange.replicas import ReplicaRunner, start
 from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.step import train_step
-from paceline.exchange.trials import Trials, Trying
+from paceline.exchange.trials import Trials
+from paceline.exchange.trying import Trying
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
 from paceline.record.recorder import Recorder

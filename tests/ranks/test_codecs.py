@@ -19,9 +19,8 @@ from paceline import ddp_hook
 from paceline.codecs.codec import Cast, Codec, Payload
 from paceline.codecs.names import find_codec
 from paceline.exchange import compressed
-from paceline.exchange.compressed import AutoCodec, CodecAllReduce, Work
+from paceline.exchange.compressed import CodecAllReduce, Work
 from pair import Ranks
-from ticking import Sleeping
 
 PIECE, HEADER = 1 << 13, 40
 SENT = (70_001, PIECE + 17)  # lengths for which the bytes sent are checked
@@ -229,28 +228,6 @@ def test_both_threads_may_fail_at_once():
                     work.future.wait()
     finally:
         sys.setswitchinterval(interval)
-
-
-@pytest.mark.parametrize(
-    ("with_s", "without_s", "winner"),
-    [(0.010, 0.012, "dynamic8"), (0.012, 0.010, "float32"), (0.0099, 0.0100, "float32")],
-)
-def test_auto_tries_both_and_keeps_the_faster(monkeypatch, with_s, without_s, winner):
-    clock = Sleeping()
-    monkeypatch.setattr(compressed, "time", clock)
-    choice = AutoCodec(list)
-    used = []
-    for step in range(60):
-        choice.begin_step()
-        used.append(choice.name)
-        # The first steps of a run are slow with either exchange, and so are a few later ones.
-        clock.now += 1.0 if step < 4 or step in (7, 15) else 0.0
-        clock.now += with_s if used[-1] == "dynamic8" else without_s
-    assert min(used[:36].count("dynamic8"), used[:36].count("float32")) >= 9
-    assert set(used[37:]) == {winner}
-    assert choice.why.startswith("dynamic8," if winner == "dynamic8" else "none,")
-    for seconds in (with_s, without_s):
-        assert f"{seconds * 1e3:.3g} ms" in choice.why
 
 
 def hooked(bad_rank: int | None) -> tuple[bool, int, float]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from paceline.core.plan import Kind
-from paceline.exchange.trials import Trials, Trying
+from paceline.exchange.trials import Trials
+from paceline.exchange.trying import Trying
 from paceline.links.rendezvous import joined
 from paceline.record.recorder import Recorder
 from paceline.strategies import find_strategy

@@ -1,12 +1,10 @@
 """Trials of exchanges during training, on a clock that the test advances."""
 
 import pytest
-import torch
 
 from paceline.core.errors import InvalidInput
 from paceline.core.turns import Watch
 from paceline.exchange.trials import Trials
-from paceline.links.rendezvous import joined
 from ticking import Ticking
 
 METHODS = ["allreduce", "host", "tree"]
@@ -18,12 +16,12 @@ def clock() -> Ticking:
     return Ticking()
 
 
-def train(trials, clock, takes, steps=100, group=None):
+def train(trials, clock, takes, steps=100, slowest=list):
     """Train as a replica does: end a due measurement before each forward pass."""
     used = []
     for step in range(steps):
         if trials.due:
-            trials.finish_measurement(group or joined(torch.device("cpu")))
+            trials.finish_measurement(slowest)
         used.append(trials.name)
         clock.now += takes(trials.name, step)
         trials.exchanged()
@@ -48,7 +46,7 @@ def test_an_exchange_that_cannot_be_used_is_left_out_and_named(clock):
     told = []
     trials = Trials(METHODS, clock, on_decision=told.append)
     train(trials, clock, lambda name, _: 0.02, steps=10)
-    trials.finish_measurement(joined(torch.device("cpu")))
+    trials.finish_measurement(list)
     assert trials.name == "host"
     trials.fail(InvalidInput("memory", "there is none"))
     assert trials.name == "tree"
@@ -78,25 +76,19 @@ def test_a_search_for_the_chunk_size_does_not_restart_trials(clock):
         for _ in range(51):
             clock.now += seconds
             trials.exchanged()
-        trials.finish_measurement(joined(torch.device("cpu")), is_searched=True)
+        trials.finish_measurement(list, is_searched=True)
         assert trials.settled
-
-
-class WithSlower:
-    """A group of this process and a slower one."""
-
-    def __init__(self, slower: float) -> None:
-        self._slower = slower
-
-    def gather(self, values):
-        return [values, [self._slower * one for one in values]]
 
 
 def run(clock, takes, num_steps=100, last_step=1000, slower=1.0):
     """Train with exchanges of these step times; return trials, step times and decisions."""
     decisions: list[str] = []
     trials = Trials(takes, clock, last_step=last_step, on_decision=decisions.append)
-    used = train(trials, clock, lambda name, _: takes[name], num_steps, WithSlower(slower))
+
+    def slowest(own):
+        return [slower * one for one in own]
+
+    used = train(trials, clock, lambda name, _: takes[name], num_steps, slowest)
     return trials, [takes[name] for name in used], decisions
 
 

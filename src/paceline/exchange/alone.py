@@ -141,7 +141,7 @@ def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[
 def _steps(step: Step, group: Group, num_steps: int) -> list[float]:
     """Take `num_steps` steps; return the slowest rank's seconds of each step; collective."""
     [own] = timed([step], clock_for(group.device), num_steps)
-    return [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
+    return group.largest(own)
 
 
 @contextmanager

@@ -5,14 +5,12 @@ pieces are encoded and sent at the same time; module `encoded_pieces` exchanges 
 """
 
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Call
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -20,13 +18,13 @@ from torch import Event, Tensor
 
 from paceline.codecs.codec import Cast, Codec
 from paceline.codecs.names import factory_of, find_codec
-from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
-from paceline.core.turns import Choice
 from paceline.core.wire_format import AUTO, PIECE, check_codec, wire_format
 from paceline.exchange.encoded_pieces import EncodedPiece, PieceCodecs, encoded_piece
 from paceline.exchange.optimizers import Policy
+from paceline.exchange.trials import Trials
 from paceline.links.call_thread import CallThread, finish_stream
+from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
 
 Future = torch.futures.Future[Tensor]
@@ -118,7 +116,7 @@ class CodecAllReduce:
         self._gathering = CallThread("gather", self.device)
         self._bytes_sent = [0, 0]  # one number for the scatter thread, one for the gather thread
         self._make = None if codec == AUTO else factory_of(codec)
-        self._auto = AutoCodec(self.agree) if codec == AUTO else None
+        self._auto = Trials(_FACTORIES, clock_for(torch.device("cpu"))) if codec == AUTO else None
 
     @property
     def why(self) -> str:
@@ -128,7 +126,7 @@ class CodecAllReduce:
     @property
     def is_plain(self) -> bool:
         """Whether method `reduce` sends float32 values unencoded in this step."""
-        return self._auto is not None and self._auto.is_plain
+        return self._auto is not None and self._auto.name == _PLAIN
 
     def begin_step(self) -> None:
         """Begin a step; drop error feedback of keys that the last step did not use."""
@@ -139,7 +137,9 @@ class CodecAllReduce:
             self.codecs.keep(self._used)
         self._used.clear()
         if self._auto is not None:
-            self._auto.begin_step()
+            self._auto.exchanged()
+            if self._auto.due:
+                self._auto.finish_measurement(self.agree)
 
     @property
     def bytes_sent(self) -> int:
@@ -215,43 +215,6 @@ class CodecAllReduce:
             work.values.fill_(torch.nan)  # so that GradScaler or NonFiniteGuard skips the step
             finish_stream(self.device)
         work.future.set_result(work.values)
-
-
-class AutoCodec(Choice):
-    """Encodes tensors with codec `dynamic8` if this makes steps faster.
-
-    Computation may hide exchanges, so not exchanges are timed, but steps with and without the codec
-    in turns (`paceline.core.turns`). `agree(values)` returns each value's maximum over ranks, so
-    that all ranks make the same choice.
-    """
-
-    def __init__(self, agree: Callable[[Sequence[float]], list[float]]) -> None:
-        super().__init__(tuple(_FACTORIES))
-        self._agree = agree
-        self._marks: list[float] = []
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether tensors are sent unencoded in this step."""
-        return self.name == _PLAIN
-
-    def begin_step(self) -> None:
-        """Record the start of a step; after enough steps, choose again with all ranks."""
-        num_steps = self.num_steps
-        self._marks.append(time.monotonic())
-        if num_steps is not None and len(self._marks) > num_steps:
-            own = [end - start for start, end in pairwise(self._marks)]
-            self._marks = self._marks[-1:]
-            self.add(self._agree(own))
-
-    @property
-    def why(self) -> str:
-        """A sentence with the current choice and the measured times, for the user."""
-        used = "none" if self.is_plain else _CODEC
-        if not self.settled:
-            return f"{used} now; steps are measured with and without a codec"
-        with_s, without_s = (duration(self.seconds[name]) for name in (_CODEC, _PLAIN))
-        return f"{used}, because steps took {with_s} with {_CODEC} and {without_s} without"
 
 
 def name_of(codec: str | Codec) -> str:

@@ -1,30 +1,22 @@
-"""Find the fastest of several gradient exchanges by timing training steps with each of them.
+"""Find the fastest of several gradient exchanges or codecs by timing training steps with each.
 
-All exchanges compute the same mean gradients, so trials do not change the trained model. Exchanges
-are timed in turns of a few steps (`paceline.core.turns`). When steps become slower or faster,
-trials start again.
+Exchanges are timed in turns of a few steps (`paceline.core.turns`). When steps become slower or
+faster, trials start again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any
-
-from torch import nn
 
 from paceline.core.durations import duration
 from paceline.core.errors import InvalidInput
 from paceline.core.turns import Choice
-from paceline.exchange.all_reduce import TorchAllReduce
-from paceline.exchange.reducer import Reducer
-from paceline.exchange.replica import Method
-from paceline.exchange.synchronized import Synchronized
 from paceline.links.clock import Clock
-from paceline.links.group import Group
 from paceline.measure.timing import seconds_between
 
 
 class Trials(Choice):
-    """Chooses the fastest of several exchanges by step times, which are measured in training.
+    """Chooses the fastest of several exchanges, or codecs, by step times measured in training.
 
     `names`: the exchanges. `slow`: those that are known to be slow, and tried only when the time of
     steps changes. Trials end after at most `last_step` steps. `on_decision(text)` is called after
@@ -54,24 +46,25 @@ class Trials(Choice):
         return self.num_steps is not None and len(self._marks) > self.num_steps
 
     def exchanged(self) -> None:
-        """Record the current time, at the end of a step's exchange."""
+        """Record the current time, once per step, always at the same point of the step."""
         self._num_exchanged += 1
         if self.num_steps is not None and self._num_exchanged <= self._last_step:
             self._marks.append(self._clock.mark())
 
-    def finish_measurement(self, group: Group, is_searched: bool = False) -> None:
+    def finish_measurement(
+        self, slowest: Callable[[Sequence[float]], list[float]], is_searched: bool = False
+    ) -> None:
         """Evaluate the steps timed since the last call; collective.
 
         During trials, ends the current exchange's turn to be timed. After trials, checks whether
-        steps have become slower or faster. `is_searched`: whether a search for the number of layers
-        per chunk is still running.
+        steps have become slower or faster. `slowest`: returns each value's maximum over ranks.
+        `is_searched`: whether a search for the number of layers per chunk is still running.
         """
         was_settled = self.settled
         if self._num_exchanged >= self._last_step:
             self.stop()
         else:
-            own = seconds_between(self._clock, self._marks)
-            steps = [max(of_ranks) for of_ranks in zip(*group.gather(own), strict=True)]
+            steps = slowest(seconds_between(self._clock, self._marks))
             self._marks = self._marks[-1:]
             self.add(steps, is_steady=not is_searched)
         self._report(was_settled)
@@ -101,75 +94,3 @@ class Trials(Choice):
         if not self.settled:
             return f"{self.name}: being measured" + (f"; {told}" if told else "")
         return f"{self.name}: the fastest, by the step: {told}"
-
-
-class Trying(Synchronized):
-    """Averages gradients by several methods in turns, and then by the fastest.
-
-    `candidates`: the methods by name. `trials`: chooses among these names; without trials, the
-    first method is used. Other arguments: see `Synchronized`. All ranks change to another
-    method together.
-    """
-
-    _trials: Trials | None = None
-    _next: tuple[str, Reducer | TorchAllReduce] | None = None
-
-    def __init__(
-        self,
-        module: nn.Module,
-        candidates: Mapping[str, Method],
-        trials: Trials | None = None,
-        deadline_s: float | None = None,
-        **arguments: Any,
-    ) -> None:
-        self._candidates = candidates
-        self._used = next(iter(candidates)) if trials is None else trials.name
-        self._tries = len(candidates) > 1
-        super().__init__(module, candidates[self._used], deadline_s, **arguments)
-        self._trials = trials
-
-    def _exchanged(self) -> None:
-        """Choose the exchange method of the next steps; called on all ranks after an exchange."""
-        trials = self._trials
-        # Within join(), ranks without samples have no forward pass in which to change methods.
-        if trials is None or self._next is not None or self._join_config.enable:
-            return
-        trials.exchanged()
-        if not trials.due:
-            return
-        used = self._gradients
-        assert used is not None  # not None, because only a reducer calls this method
-        trials.finish_measurement(self._join(), used.is_searched)
-        while self._next is None and self._used != trials.name:
-            method, prepared = self._candidates[trials.name], None
-            try:
-                prepared = self._create_reducer(method, *self._build_params_for_reducer())
-                prepared.open()
-                self._next = trials.name, prepared
-            except InvalidInput as error:  # raised on all ranks, so all ranks drop this method
-                if prepared is not None:
-                    prepared.close()
-                trials.fail(error)
-
-    def _before_forward(self) -> None:
-        if self._next is not None and self._gradients is not None and not self._gradients.pending:
-            (name, prepared), self._next = self._next, None
-            trained = all(parameter.requires_grad for parameter in self._trainable)
-            thawed = any(parameter.requires_grad for parameter in self._frozen)
-            types = [parameter.dtype for parameter in self._trainable]
-            if trained and not thawed and types == self._types:
-                self._use(name, prepared)
-            else:  # the parameters have changed since the reducer was prepared
-                prepared.close()
-                self._use(name)
-        super()._before_forward()
-
-    def _use(self, name: str, prepared: Reducer | TorchAllReduce | None = None) -> None:
-        self._used, self._method = name, self._candidates[name]
-        self._replace_reducer(prepared)
-
-    def close(self) -> None:
-        """Stop averaging gradients, and free memory and threads; the module stays usable."""
-        if self._next is not None:
-            self._next[1].close()
-        super().close()

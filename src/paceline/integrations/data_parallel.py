@@ -23,7 +23,8 @@ from paceline.exchange.readiness import in_backward, weakly
 from paceline.exchange.reducer import Reducer
 from paceline.exchange.replica import Method, SingleReplica, Statistics
 from paceline.exchange.synchronized import OF_TORCH_ALONE
-from paceline.exchange.trials import Trials, Trying
+from paceline.exchange.trials import Trials
+from paceline.exchange.trying import Trying
 from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
 from paceline.planner.admission import refused_workers

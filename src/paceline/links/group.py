@@ -108,6 +108,10 @@ class Group:
         ]
         return [json.loads(text) for text in texts]
 
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return each value's maximum over ranks; all ranks pass equally many values."""
+        return [max(of_ranks) for of_ranks in zip(*self.gather(list(values)), strict=True)]
+
     def _gather_bytes(self, data: bytes, size: int) -> list[bytes]:
         """Return every rank's bytes, padded with zeros to `size`."""
         own = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)

@@ -27,7 +27,8 @@ from paceline.exchange.replica import Method
 from paceline.exchange.replicas import ReplicaRunner
 from paceline.exchange.session import Runner, TrainingSession
 from paceline.exchange.setup import NUM_WARM_UP
-from paceline.exchange.trials import Trials, Trying
+from paceline.exchange.trials import Trials
+from paceline.exchange.trying import Trying
 from paceline.links.clock import clock_for
 from paceline.links.cores import all_cores
 from paceline.links.group import Group
