@@ -1,15 +1,20 @@
-"""Steps after which a single process saves a checkpoint."""
+"""Steps after which checkpoints are saved."""
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from absent_ranks import group_of
 from paceline.core.errors import Interrupted
 from paceline.core.settings import TrainSettings
+from paceline.exchange import checkpoints
 from paceline.exchange.checkpoints import Saver, State
 from paceline.links.group import Group
 from paceline.links.interruption import Interruption
+from ticking import Sleeping
 
 
 @pytest.mark.parametrize(
@@ -33,3 +38,33 @@ def test_a_state_is_saved_once_for_each_interval_that_has_passed(tmp_path: Path,
         saver.after(41, gather)
     saver.close()
     assert saved == [*expected, 41]
+
+
+class Rank(Group):
+    """A rank of two; rank 1 runs after rank 0, and reads what rank 0 has gathered."""
+
+    sent: ClassVar[list[Any]] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        if self.rank == 0:
+            self.sent.append(value)
+        return [value if self.rank == 0 else self.sent.pop(0)]
+
+
+def test_all_ranks_save_by_the_clock_of_rank_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Steps take 0.1 s, and later 0.2 s; the clock of rank 1 runs four times as fast."""
+    settings, found = TrainSettings(model="mlp", checkpoint_every="5s"), []
+    for rank in range(2):
+        clock, saved = Sleeping(), list[int]()
+        monkeypatch.setattr(checkpoints, "time", clock)
+        saver = Saver(group_of(rank, 2, kind=Rank), None, settings, Interruption(), 0)
+        for num_steps in range(1, 301):
+            clock.sleep((0.1 if num_steps <= 100 else 0.2) * 4**rank)
+            saver.after(num_steps, lambda step, saved=saved: saved.append(step) or State({}, {}))
+        found.append((saved, len(Rank.sent)))
+    (saved, num_meetings), (others, num_left) = found
+    assert saved == others
+    assert num_left == 0
+    assert 40 <= num_meetings <= 60  # in 50 s
+    seconds = [0.1 * min(step, 100) + 0.2 * max(0, step - 100) for step in [0, *saved]]
+    assert all(5 <= end - start < 7 for start, end in pairwise(seconds))

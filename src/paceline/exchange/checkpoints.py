@@ -36,11 +36,9 @@ from paceline.links.tensor_messages import broadcast_tensors, gather_tensors
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # subfolder of a run's folder
-# With an interval in seconds, rank 0's clock decides when all ranks save. After `_FIRST_MEETING`
-# steps, all ranks meet, and rank 0 names the step of the next meeting. In a meeting they save if at
-# least the fraction `_NEARLY` of the interval has passed since the last save.
-_FIRST_MEETING = 10
-_NEARLY = 0.9
+# With an interval in seconds, rank 0's clock decides when all ranks save. For this, all ranks meet
+# about every `_MEETING_S` seconds, after a step that rank 0 has named in the previous meeting.
+_MEETING_S = 1.0
 
 
 class State(NamedTuple):
@@ -130,7 +128,7 @@ class Saver:
             path = folder / CHECKPOINTS
             self._writer = BackgroundWriter(CheckpointFolder(path, settings.keep_checkpoints))
         self._saved_s = self._met_s = time.monotonic()
-        self._met, self._next_meeting = num_steps, num_steps + _FIRST_MEETING
+        self._met, self._next_meeting = num_steps, num_steps + 1
         self._num_steps = num_steps
 
     def after(self, num_steps: int, gather: Callable[[int], State]) -> None:
@@ -159,16 +157,16 @@ class Saver:
             return num_steps // every > before // every
         assert self._interval.seconds is not None
         now_s = time.monotonic()
-        left_s = self._interval.seconds - (now_s - self._saved_s)
+        interval_s = self._interval.seconds
+        is_due = now_s - self._saved_s >= interval_s
         if self._group.world_size == 1:
-            return left_s <= 0
+            return is_due
         if num_steps < self._next_meeting:
             return False
         # Clocks differ between ranks, so rank 0 decides whether to save and when to ask it again.
         step_s = max(1e-6, (now_s - self._met_s) / (num_steps - self._met))
-        is_due = left_s <= (1 - _NEARLY) * self._interval.seconds
-        until_s = (self._interval.seconds if is_due else left_s) / 2
-        is_due, wait = self._group.gather([is_due, max(1, int(until_s / step_s))])[0]
+        wait = max(1, int(min(_MEETING_S, interval_s) / step_s))
+        is_due, wait = self._group.gather([is_due, wait])[0]
         self._met, self._met_s = num_steps, now_s
         self._next_meeting = num_steps + wait
         return bool(is_due)
