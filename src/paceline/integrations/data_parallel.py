@@ -186,7 +186,8 @@ class DataParallel(Trying):
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Tried numbers of layers per chunk, with rank 0's predicted and measured step times."""
-        return self._tuner.trials if self._tuner else ()
+        used = self._gradients
+        return used.tuner.trials if isinstance(used, Reducer) and used.tuner else ()
 
     # Balanced batches.
 
