@@ -57,18 +57,6 @@ def test_an_exchange_that_cannot_be_used_is_left_out_and_named(clock):
     assert train(trials, clock, lambda name, _: 0.03, steps=60)[-1] == "allreduce"
 
 
-def test_all_exchanges_are_tried_again_if_step_times_change(clock):
-    """The link becomes slow in step 150: within 200 steps the choice is right again."""
-    trials = Trials(METHODS, clock)
-
-    def takes(name, step):
-        return {"allreduce": 0.01 if step < 150 else 0.1, "host": 0.02, "tree": 0.03}[name]
-
-    used = train(trials, clock, takes, steps=350)
-    assert set(used[DECIDED:150]) == {"allreduce"}
-    assert set(used[-1:]) == {"host"}
-
-
 def test_a_search_for_the_chunk_size_does_not_restart_trials(clock):
     trials = Trials(METHODS, clock)
     train(trials, clock, lambda name, _: 0.01)
@@ -80,30 +68,24 @@ def test_a_search_for_the_chunk_size_does_not_restart_trials(clock):
         assert trials.settled
 
 
-def run(clock, takes, num_steps=100, last_step=1000, slower=1.0):
+def run(clock, takes, last_step=1000, slowest=list):
     """Train with exchanges of these step times; return trials, step times and decisions."""
     decisions: list[str] = []
     trials = Trials(takes, clock, last_step=last_step, on_decision=decisions.append)
-
-    def slowest(own):
-        return [slower * one for one in own]
-
-    used = train(trials, clock, lambda name, _: takes[name], num_steps, slowest)
+    used = train(trials, clock, lambda name, _: takes[name], slowest=slowest)
     return trials, [takes[name] for name in used], decisions
 
 
-@pytest.mark.parametrize(
-    ("takes", "kept"),
-    [
-        ({"a": 1.0, "b": 0.5}, "b"),
-        ({"a": 1.0, "b": 2.0}, "a"),
-        ({"a": 1.0, "b": 0.9, "c": 0.8}, "c"),
-    ],
-)
-def test_the_fastest_candidate_is_kept_and_the_choice_reported_once(clock, takes, kept):
-    trials, seconds, decisions = run(clock, takes, slower=2.0)
-    assert (trials.name, seconds[-1], len(decisions)) == (kept, takes[kept], 1)
-    assert decisions[0].startswith(f"auto: {kept} ")
+def test_the_choice_is_by_the_slowest_rank_and_reported_once(clock):
+    """Another rank takes 2 s with b."""
+
+    def slowest(own):
+        return [2.0 if one == 0.5 else one for one in own]
+
+    takes = {"a": 1.0, "b": 0.5, "c": 0.75}
+    trials, seconds, decisions = run(clock, takes, slowest=slowest)
+    assert (trials.name, seconds[-1], len(decisions)) == ("c", 0.75, 1)
+    assert decisions[0].startswith("auto: c ")
     assert all(f"{name} " in decisions[0] for name in takes)
     assert 0 < trials.num_searched < DECIDED
 
@@ -113,7 +95,7 @@ def test_a_single_candidate_is_not_timed(clock):
     assert (trials.name, trials.num_searched, decisions) == ("a", 0, [])
 
 
-@pytest.mark.parametrize("last_step", [5, 11, 21, 40])
+@pytest.mark.parametrize("last_step", [5, 21])
 def test_after_the_last_step_of_the_search_nothing_changes(clock, last_step):
     _, seconds, decisions = run(clock, {"a": 1.0, "b": 0.9}, last_step=last_step)
     assert len(set(seconds[last_step:])) == 1
