@@ -6,12 +6,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DDPCommunicationHookType, DistributedType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
-from paceline.integrations.data_parallel import DataParallel
+from paceline.integrations.data_parallel import DataParallel, check_hook
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 # Check environment variables for these, because on CPUs `distributed_type` does not report them.
@@ -32,6 +32,8 @@ def with_paceline(accelerator: Accelerator, **options: Any) -> Accelerator:
     if handler is not None:
         for name in handler.to_kwargs().keys() & options.keys():
             raise InvalidInput(name, "is also set in DistributedDataParallelKwargs")
+        if handler.comm_hook != DDPCommunicationHookType.NO:
+            check_hook("comm_hook", options.get("exchange", "auto"))
     if accelerator.num_processes > 1:
         accelerator.prepare_model = _Preparation(accelerator, options).prepare
     return accelerator

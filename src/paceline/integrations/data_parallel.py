@@ -301,3 +301,16 @@ def _methods(
         why = f"is not supported by exchange {exchange!r}"
         raise InvalidInput("codec", why, hint=f"use exchange {others}")
     return [every[exchange]]
+
+
+def check_hook(argument: str, exchange: str = AUTO) -> None:
+    """Raise InvalidInput for `argument` if `exchange` does not support communication hooks."""
+    # "auto" is valid, because it uses torch's reducer for a hook. For an unknown exchange,
+    # DataParallel raises an error later.
+    known = _methods(exchange, 1, None, needs_torch_reducer=False) if exchange in EXCHANGES else []
+    if not all(method.uses_torch_reducer for method in known):
+        raise InvalidInput(
+            argument,
+            f"is not supported by exchange {exchange!r}",
+            hint="use exchange='allreduce', or a codec",
+        )

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.core.errors import InvalidInput
 from paceline.exchange.local_updates import LocalUpdates
-from paceline.integrations.data_parallel import DataParallel
+from paceline.integrations.data_parallel import DataParallel, check_hook
 
 
 class PacelineStrategy(DDPStrategy):
@@ -21,14 +21,15 @@ class PacelineStrategy(DDPStrategy):
     Starts one process per device. Accepts the arguments of DDPStrategy and paceline.DataParallel.
     After importing this module, `Trainer(strategy="paceline")` works, too.
 
-    Unlike DDPStrategy, registers communication hooks on CPUs, too. `setup` raises
-    InvalidInput for a hook that the exchange does not support.
+    Unlike DDPStrategy, registers communication hooks on CPUs, too. Raises InvalidInput for a hook
+    that the exchange does not support.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        has_more = self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None
-        if self._ddp_comm_hook is None and has_more:
+        if self._ddp_comm_hook is not None:
+            check_hook("ddp_comm_hook", self._ddp_kwargs.get("exchange", "auto"))
+        elif self._ddp_comm_wrapper is not None or self._ddp_comm_state is not None:
             problem = "must be set if ddp_comm_state or ddp_comm_wrapper is set"
             raise InvalidInput("ddp_comm_hook", problem)
         averages = isinstance(self._ddp_comm_state, PostLocalSGDState)

@@ -185,8 +185,8 @@ def refused() -> None:
     unused = accelerator_of(ddp={"find_unused_parameters": True})
     ddp = DistributedDataParallel(Net())
     accelerator = with_paceline(accelerator_of(), exchange="host")
-    with refuses("register_comm_hook"):
-        with_paceline(accelerator_of(ddp=fp16), exchange="host").prepare(Net())
+    with refuses("comm_hook"):
+        with_paceline(accelerator_of(ddp=fp16), exchange="host")
     with refuses("find_unused_parameters"):
         with_paceline(unused, find_unused_parameters=False)
     with refuses("model"):

@@ -171,6 +171,8 @@ def refused() -> None:
     def hook(*_: object) -> None: ...
 
     options: list[dict[str, Any]] = [
+        {"exchange": "host", "ddp_comm_hook": hook},
+        {"exchange": "tree", "ddp_comm_hook": hook},
         {"ddp_comm_wrapper": hook},
         {"exchange": "allreduce", "ddp_comm_state": object()},
     ]
@@ -179,8 +181,6 @@ def refused() -> None:
             PacelineStrategy(**one)
     with refuses("model_averaging_period"):
         PacelineStrategy(model_averaging_period=4)
-    with refuses("register_comm_hook"):
-        fitted(PacelineStrategy(exchange="host", ddp_comm_hook=hook))
     with refuses("precision"):
         fitted(PacelineStrategy(precision_plugin=FSDPPrecision("bf16-mixed")))
     with refuses("exchange"):
