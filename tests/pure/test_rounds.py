@@ -23,12 +23,12 @@ from paceline.core.rounds import AVERAGE, OuterStep, Rounds
 def test_the_outer_step_follows_the_run(
     rounds: Rounds, workers: int, num_rounds: float | None, expected: OuterStep
 ) -> None:
-    found = rounds.outer_step(workers, num_rounds)
+    found = rounds.outer_step(workers, rounds.sync_every, num_rounds)
     assert found == pytest.approx(expected)
 
 
 def test_momentum_rises_with_the_rounds() -> None:
     counts = [10, 100, 300, 1000, 3000, 5000, 10000]
-    momenta = [Rounds(sync_every=100).outer_step(2, count).momentum for count in counts]
+    momenta = [Rounds().outer_step(2, 100, count).momentum for count in counts]
     assert momenta == sorted(momenta)
     assert (momenta[0], momenta[-1]) == pytest.approx((0.4, 0.9))

@@ -81,9 +81,13 @@ class Rounds:
         """Return the inner step of a round after which a fragment is sent."""
         return (fragment + 1) * self.sync_every // self.fragments
 
-    def outer_step(self, workers: int, num_rounds: float | None) -> OuterStep:
-        """Return the outer step for a number of workers and of rounds (None: unknown)."""
-        meets_often = self.outer == "auto" and (workers == 1 or self.sync_every <= _OFTEN)
+    def outer_step(self, workers: int, sync_every: int, num_rounds: float | None) -> OuterStep:
+        """Return the outer step for numbers of workers, inner steps per round, and rounds.
+
+        `sync_every`: that of the first worker, because all workers take the same outer step.
+        `num_rounds`: None if unknown.
+        """
+        meets_often = self.outer == "auto" and (workers == 1 or sync_every <= _OFTEN)
         if self.outer == "average" or meets_often:
             chosen = AVERAGE
         else:

@@ -13,7 +13,6 @@ import atexit
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Self
 
@@ -308,9 +307,7 @@ class LocalUpdates:
     def _step(self, found: Averaged) -> None:
         """Take the outer step after an exchange, in the exchange's thread."""
         if found.mean is not None:
-            sync_every, num_rounds = self._chosen_by
-            rounds = replace(self._rounds, sync_every=sync_every, fragments=1, delay=0)
-            step = rounds.outer_step(self._workers.count, num_rounds)
+            step = self._rounds.outer_step(self._workers.count, *self._chosen_by)
             self._outer.step(found.given.fragment, found.mean, step)
         self._averaging.digest = self._outer.digest(found.given.fragment)
 
@@ -373,11 +370,11 @@ class LocalUpdates:
         """Create the connection to the workers of the torchft manager's quorums."""
         if deadline_s is None:
             deadline_s = default_pg_timeout.total_seconds()
-        steps, (_, num_rounds) = self._steps, self._chosen_by
+        steps = self._steps
         return ElasticWorkers(
             manager,
             self._averaging,
-            settings={**settings, "outer step": list(self._rounds.outer_step(2, num_rounds))},
+            settings={**settings, "outer step": list(self._rounds.outer_step(2, *self._chosen_by))},
             inner=lambda: steps.state(deadline_s),
             deadline_s=deadline_s,
         )

@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 Fragment = tuple[nn.Parameter, ...]
 OptimizerFactory = Callable[[list[Tensor]], Optimizer]
-_FACTOR = 6364136223846793005  # hash multiplier of `digest`, from Knuth's random number generator
 _BLOCK = 1 << 16  # number of values that are processed at a time, to stay in a core's cache
 
 
@@ -132,12 +131,8 @@ class OuterModel:
     def digest(self, fragment: int) -> str:
         """Return a hash of a fragment's parameters and momentum, to compare workers."""
         # not a cryptographic hash, which would take longer than the outer step
-        found = 0
-        for vectors in (self.values, self.momenta):
-            for vector in vectors[fragment : fragment + 1]:
-                for block in vector.view(torch.int32).split(_BLOCK):
-                    found = (found * _FACTOR + int(block.sum())) % (1 << 64)
-        return f"{found:x}"
+        vectors = self.values[fragment], *self.momenta[fragment : fragment + 1]
+        return "-".join(f"{torch.hash_tensor(one).item():x}" for one in vectors if len(one))
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that must be equal on all workers, uncopied and in a fixed order."""
