@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.losses import WITHIN_A_HOST
 from paceline.core.machine import DeviceKind, Machine
-from paceline.core.plan import Kind, Plan
+from paceline.core.plan import COMPUTE, Kind, Plan
 from paceline.core.simulate import period, simulate
 from paceline.core.strategy import Window
 from paceline.core.timeline import Origin, Span, Timeline
@@ -81,16 +81,14 @@ def workload(data: DataSet, batch_size: int) -> Workload:
 
 def paper() -> Paper:
     """Return the paper's epochs, updates and utilisation with the values of our plans."""
-    epochs_s = {data.name: epoch_s(data, "cpu0") for data in DATA_SETS}
-    ratios = [epochs_s[data.name] / epoch_s(data, "gpu0") for data in DATA_SETS]
+    epochs_s = {data.name: hogwild_epoch_s(data) for data in DATA_SETS}
+    on_gpu_s = [gpu_batch(one).seconds * one.num_examples / one.gpu_batch[1] for one in DATA_SETS]
+    ratios = [epochs_s[one.name] / own_s for one, own_s in zip(DATA_SETS, on_gpu_s, strict=True)]
     covtype = DATA_SETS[0]
     together, adaptive = run(covtype, "cpu_gpu"), run(covtype, "adaptive")
     cpu = utilisation(together[1])["cpu0"] * THREADS / CPU_THREADS / WAITING
     beside = kernels(*together)
-    gpu = devices("gpu0")
-    config = Hogbatch(workers=1, policy="hogbatch", gpu_depth=GPU_DEPTH)
-    batches = plan(workload(covtype, covtype.gpu_batch[1]), gpu, config, Window(8))
-    alone = kernels(batches, simulate(batches, Roofline.of(gpu)))
+    alone = gpu_batch(covtype).utilisation
 
     def cpu_updates(policy: PolicyName, name: str) -> str:
         (data,) = (one for one in DATA_SETS if one.name == name)
@@ -134,18 +132,31 @@ def devices(*names: str) -> Machine:
     return machine.model_copy(update={"devices": tuple(known[name] for name in names)})
 
 
-def epoch_s(data: DataSet, device: str) -> float:
-    """Return the seconds of an epoch: Hogwild on the CPU, mini-batch SGD on the GPU.
-
-    The GPU's batch size is the data set's upper threshold.
-    """
-    on_cores = device == "cpu0"
-    size = THREADS if on_cores else data.gpu_batch[1]
-    work, machine = workload(data, size), devices(device)
-    policy: PolicyName = "hogwild" if on_cores else "hogbatch"
-    config = Hogbatch(workers=1, policy=policy, threads=THREADS, gpu_depth=GPU_DEPTH)
+def hogwild_epoch_s(data: DataSet) -> float:
+    """Return the seconds of an epoch of Hogwild on the CPU."""
+    work, machine = workload(data, THREADS), devices("cpu0")
+    config = Hogbatch(workers=1, policy="hogwild", threads=THREADS)
     batch_s = period(lambda n: plan(work, machine, config, Window(n)), Roofline.of(machine), 2)
-    return batch_s * data.num_examples / size
+    return batch_s * data.num_examples / THREADS
+
+
+class GpuBatch(NamedTuple):
+    """A batch of mini-batch SGD on the GPU: seconds, and the time share with a running kernel."""
+
+    seconds: float
+    utilisation: float
+
+
+def gpu_batch(data: DataSet) -> GpuBatch:
+    """Return a batch of the upper threshold's size, on a GPU that keeps the model."""
+    machine, size = devices("gpu0"), data.gpu_batch[1]
+    config = Hogbatch(workers=1, policy="hogbatch", gpu_depth=GPU_DEPTH)
+    batch = PricedWorkers(workload(data, size), machine, config).batch(0, size)
+    rate = Roofline.of(machine).rates[compute_lane("gpu0")]
+    own_s = zip(batch.tasks, batch.seconds, strict=True)
+    seconds = sum(task_s for task, task_s in own_s if task.kind in COMPUTE or task.part == "batch")
+    kernels_s = sum(rate.work_s(task.cost) for task in batch.tasks if task.kind in COMPUTE)
+    return GpuBatch(seconds, kernels_s / seconds)
 
 
 def plan_until(work: Workload, machine: Machine, config: Hogbatch, horizon_s: float) -> Plan:

@@ -7,9 +7,8 @@
     host reduce                                                     [0]                     [1]
 
 A worker requests its next batch when its update is in the shared model. CPU workers update the
-shared model in place, without locks. A GPU trains on a copy, overlaps `gpu_depth` batches, and the
-host adds its updates to the shared model. If a GPU is the only worker, the model stays on it and no
-updates are copied.
+shared model in place, without locks. A GPU, even if it is the only worker, trains on a copy and
+overlaps `gpu_depth` batches. The host adds its updates to the shared model.
 
 Which worker gets which batch depends on when batches end. So `EventLoop` simulates the run while it
 lists the tasks; `simulate` with the machine's `Roofline` costs returns the same times. The `step`
@@ -71,17 +70,13 @@ def computed(workload: Workload, threads: int, size: int) -> Iterator[tuple[Kind
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """The costs of a worker's batches of any size.
-
-    `shared`: whether the model is in shared memory; a GPU then copies it, and copies updates back.
-    """
+    """The costs of a worker's batches of any size."""
 
     worker: int
     workload: Workload
     machine: Machine
     device: Device
     threads: int
-    shared: bool
 
     def tasks(self, size: int) -> list[Task]:
         """Return, in order, the tasks of the worker's first batch, without dependencies."""
@@ -98,8 +93,6 @@ class BatchCosts:
         to_gpu = (Resource(device.name, Lane.H2D), *lanes_of(self.machine.route(host, device)))
         nbytes = self.workload.input_nbytes * size / self.workload.batch_size
         samples = task(Kind.H2D, "batch", Cost(nbytes=nbytes, num_calls=1), *to_gpu)
-        if not self.shared:
-            return [samples, *training]
         nbytes = self.workload.gradient_nbytes
         copied, added = (Cost(nbytes=n * nbytes, num_calls=1) for n in (1, _UPDATE_TRAFFIC))
         to_host = (Resource(device.name, Lane.D2H), *lanes_of(self.machine.route(device, host)))
@@ -213,10 +206,9 @@ class PricedBatch(NamedTuple):
 class PricedWorkers:
     """Simulates how the coordinator assigns batches to workers on a machine's first devices.
 
-    `specs`: the workers of a real run; None: plan `config.workers` workers. In a real run, a GPU
-    copies the shared model even if it is the only worker. `batch(worker, size)` returns a worker's
-    `PricedBatch`. `num_updates`: each worker's number of updates so far. `computing_s`: for each
-    worker, the sum of `PricedBatch.computing_s` so far.
+    `specs`: the workers of a real run; None: plan `config.workers` workers. `batch(worker, size)`
+    returns a worker's `PricedBatch`. `num_updates`: each worker's number of updates so far.
+    `computing_s`: for each worker, the sum of `PricedBatch.computing_s` so far.
     """
 
     def __init__(
@@ -235,9 +227,8 @@ class PricedWorkers:
         self.devices, self._config = devices, config
         self.specs = specs or [_spec(machine, device, config) for device in devices]
         self.depths = [config.depth_of(device.kind) for device in devices]
-        shared = specs is not None or len(devices) > 1
         self._costs = [
-            BatchCosts(worker, workload, machine, device, spec.threads, shared)
+            BatchCosts(worker, workload, machine, device, spec.threads)
             for worker, (device, spec) in enumerate(zip(devices, self.specs, strict=True))
         ]
         self._prices, size = Roofline.of(machine), workload.batch_size

@@ -79,7 +79,7 @@ def plan_of_batches(
     """
     machine, tasks = machine_of(workload, trials), list[Task]()
     for (number, spec, _), device in zip(trials, machine.devices, strict=True):
-        costs = BatchCosts(number, workload, machine, device, spec.threads, shared=True)
+        costs = BatchCosts(number, workload, machine, device, spec.threads)
         batches = BatchTasks(config.depth_of(spec.kind))
         for size in sizes.get(number, ()):
             tasks += batches.next(costs.tasks(size))
