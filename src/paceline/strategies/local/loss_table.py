@@ -1,15 +1,11 @@
 """Estimate the steps that local updates need to reach a loss, from similar measured runs."""
 
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from math import log2
 from statistics import median
-from typing import Annotated
-
-from pydantic import ConfigDict, Field, TypeAdapter
-from pydantic.dataclasses import dataclass
 
 from paceline.core.rounds import Outer
 from paceline.core.strategy import StepsToLoss
@@ -20,11 +16,9 @@ from paceline.strategies.local.config import Local
 # A row of the table applies to a run if their numbers of parameters differ at most by the factor
 # 2**_NEAR_MODEL, and their numbers of workers and of steps per round at most by 2**_NEAR.
 _NEAR_MODEL, _NEAR = 2.0, 1.0
-_Count = Annotated[int, Field(ge=1)]
-_Steps = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
 class Row:
     """A measurement of the steps until a loss is reached (benchmarks/local/steps_to_loss.py).
 
@@ -34,17 +28,17 @@ class Row:
     `high`: the range of these runs.
     """
 
-    parameters: _Count
-    sync_every: _Count
-    delay: Annotated[int, Field(ge=0)]
+    parameters: int
+    sync_every: int
+    delay: int
     outer: Outer
-    workers: _Count
-    bits: _Count
-    num_steps: _Count
-    steps: _Steps
-    low: _Steps
-    high: _Steps
-    seeds: _Count
+    workers: int
+    bits: int
+    num_steps: int
+    steps: float
+    low: float
+    high: float
+    seeds: int
     model: str
 
 
@@ -53,7 +47,7 @@ def rows() -> tuple[Row, ...]:
     """Read all rows of loss_table.toml."""
     file = resources.files(__package__).joinpath("loss_table.toml")
     found = tomllib.loads(file.read_text(encoding="utf-8")).get("rows", [])
-    return TypeAdapter(tuple[Row, ...]).validate_python(found)
+    return tuple(Row(**row) for row in found)
 
 
 def variants(workers: int) -> list[Local]:
