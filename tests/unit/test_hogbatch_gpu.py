@@ -218,15 +218,8 @@ def delayed(seconds: dict[str, Sequence[float]]) -> Callable[[SimulatedStream, s
     [
         {"d2h": [2.5e-3]},
         {"others": False, "kernel": [1e-4]},
-        *(
-            pytest.param({"depth": depth, late: [2.5e-3]}, marks=slow)
-            for depth in DEPTHS
-            for late in ("h2d", "d2h", "kernel")
-        ),
-        *(
-            pytest.param({"name": name, "momentum": 0.0, "others": False}, marks=slow)
-            for name in ("sgd", "adam", "rmsprop")
-        ),
+        # The copy of the model ends later than the update of the batch before.
+        pytest.param({"h2d": [0.02]}, marks=slow),
     ],
 )
 def test_updates_are_neither_lost_nor_doubled_nor_missed_by_their_own_worker(device, options):
