@@ -16,7 +16,6 @@ from paceline.core.machine import DeviceKind
 PolicyName = Literal["hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive"]
 
 MOST_WORKERS = 256
-_MOST_THREADS = 4096
 _ITEM = re.compile(r"gpu:([0-9]{1,9})|cpu:([0-9]{1,9})(?:@slow=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 _OWN_POLICY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -144,8 +143,8 @@ def _parsed(item: str) -> WorkerSpec:
     index, count, slow = match.groups()
     if index is not None:
         return WorkerSpec(DeviceKind.GPU, index=int(index))
-    if not 1 <= (threads := int(count)) <= _MOST_THREADS:
-        raise InvalidInput("workers", f"must have 1 to {_MOST_THREADS} threads", got=item)
+    if (threads := int(count)) < 1:
+        raise InvalidInput("workers", "must have at least 1 thread", got=item)
     factor = float(slow or 1)
     if factor < 1:
         raise InvalidInput("workers", "must have a factor of at least 1 after slow=", got=item)
