@@ -110,7 +110,7 @@ class Planning:
     """Returns configs to compare, with other sub-batches (largest first) or placements."""
 
     trial: str | None = None
-    """Module whose `with_possible_cut` splits the model in two; None: models are not split."""
+    """Module that splits the model in two (`first_of`, `with_possible_cut`); None: not split."""
 
     symmetric: bool = False
     """Whether a plan for one node represents all equal nodes, so that any number can be planned."""

@@ -1,8 +1,9 @@
 """Plan and forecast the training of models; built-in models do not need torch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,18 +160,24 @@ def _trying(
     A strategy that does not split models is returned unchanged. For a built-in model without
     options it never changes, because tests already check the model's default split.
     """
-    is_known = isinstance(model, str) and recorded(model, 1) is not None
+    is_known = isinstance(model, str) and ":" not in model
     planning = strategy.planning
     if planning.trial is None or (is_known and not options):
         return strategy
     from paceline.training.recipes.named import tried_with
 
-    attempt = import_module(planning.trial).with_possible_cut
+    trial = import_module(planning.trial)
+    possible, refused = set[str](), dict[str, str]()  # layers before which the model can be split
 
-    @cache
     def tried(workload: Workload, config: Any) -> Workload:
-        own = partial(attempt, workload=workload, config=config)
+        with suppress(InvalidInput):  # `with_possible_cut` raises it with a better hint
+            known = replace(workload, refused_cuts=tuple(refused.items()))
+            if trial.first_of(known, config) in possible:
+                return known
+        own = partial(trial.with_possible_cut, workload=workload, config=config)
         found: Workload = tried_with(model, own, input_shape)
+        refused.update(found.refused_cuts)
+        possible.add(trial.first_of(found, config))
         return found
 
     def plan_of(workload: Workload, machine: Machine, config: Any, window: Window) -> Plan:

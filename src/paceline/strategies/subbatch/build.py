@@ -104,12 +104,12 @@ def with_possible_cut(
         layers = head.cut(workload, first, config.workers).head.layers
         return partition(model, [layer.name for layer in layers], workload.name, inputs)
 
-    return with_refused_cuts(
-        workload,
-        config,
-        lambda described, one: head.cut(described, one.head, one.workers).head.layers[0].name,
-        attempt,
-    )
+    return with_refused_cuts(workload, config, first_of, attempt)
+
+
+def first_of(workload: Workload, config: SubBatch) -> str:
+    """Return the first layer of the head."""
+    return head.cut(workload, config.head, config.workers).head.layers[0].name
 
 
 def check_row_wise(optimizer: Optimize) -> None:

@@ -295,8 +295,12 @@ def with_possible_cut(model: nn.Module, inputs: Any, workload: Workload, config:
     `inputs`: a batch of at least two samples, on the model's device (meta is allowed).
     Raises InvalidInput if no cut is possible.
     """
-    attempt = partial(cut, model, inputs)
-    return with_refused_cuts(workload, config, lambda *own: split(*own).first, attempt)
+    return with_refused_cuts(workload, config, first_of, partial(cut, model, inputs))
+
+
+def first_of(workload: Workload, config: Wheel) -> str:
+    """Return the first layer of the head."""
+    return split(workload, config).first
 
 
 def _tried(workload: Workload, config: Wheel, model: nn.Module, recipe: Recipe) -> Workload:
