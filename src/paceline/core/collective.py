@@ -18,36 +18,11 @@ from typing import NamedTuple
 
 from paceline.core.cost import codec_lanes
 from paceline.core.errors import InvalidInput
-from paceline.core.link_fit import LinearTime
 from paceline.core.machine import CodecSpeed, Station, codec_speed
 from paceline.core.plan import Cost, Kind, Resource, Task, TaskId
 from paceline.core.transfer import Ring, Transfer
 from paceline.core.wire_format import AUTO, WireFormat, pieces, wire_format
 from paceline.core.workload import Layer
-
-
-def encoded_s(
-    count: int, world_size: int, exchange: LinearTime, speed: CodecSpeed, wire_format: WireFormat
-) -> float:
-    """Return the seconds of an encoded all-reduce of `count` values.
-
-    `exchange`: time of an all-reduce without a codec. Each piece has the latencies of `exchange`
-    and of the codec. If the codec does not encode sums, ranks all-gather the encoded pieces. An
-    all-gather takes half as long as an all-reduce of the gathered bytes. Encoding does not overlap
-    with messages, because it uses the cores on which backward runs.
-    """
-    sizes = pieces(count)
-    if wire_format.encodes_sums:
-        sent = sum(wire_format.sharded_nbytes(size, world_size) for size in sizes)
-        wire_s = len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte
-    else:
-        sent = world_size * sum(wire_format.nbytes(size) for size in sizes)
-        wire_s = (len(sizes) * exchange.latency_s + sent * exchange.seconds_per_byte) / 2
-    latencies_s = len(sizes) * speed.latency_s
-    encode_s = latencies_s + count / speed.encode_values_per_s
-    num_values = num_decoded(count, world_size, wire_format)
-    decode_s = latencies_s + num_values / speed.decode_values_per_s
-    return encode_s + wire_s + decode_s
 
 
 def num_decoded(count: int, world_size: int, wire_format: WireFormat) -> float:
@@ -118,15 +93,20 @@ class Coding:
         return cls(known, slowest, coders, codec == AUTO)
 
     def encodes(self, ring: Ring, nbytes: int, count: int) -> bool:
-        """Return whether to encode `count` gradient values, of `nbytes` in total."""
+        """Return whether to encode `count` gradient values, of `nbytes` in total.
+
+        Assumes that encoding does not overlap with messages, because it uses the cores on which
+        backward runs.
+        """
         if not self.chosen or self.speed.is_within_links:
             return True
-        latency_s = ring.seconds(0)
-        line = LinearTime(latency_s, (ring.seconds(nbytes) - latency_s) / nbytes)
-        plain_s = line.latency_s + nbytes * line.seconds_per_byte
-        # Values may differ in size: assume that each has the mean number of bytes, rounded down.
-        count = nbytes // (nbytes // count)
-        return encoded_s(count, ring.num_ranks, line, self.speed, self.wire_format) < plain_s
+        num_ranks, sizes = ring.num_ranks, pieces(count)
+        # Codec "auto" is one that encodes sums.
+        sent = (self.wire_format.sharded_nbytes(size, num_ranks) for size in sizes)
+        encode_s = count / self.speed.encode_values_per_s
+        decode_s = num_decoded(count, num_ranks, self.wire_format) / self.speed.decode_values_per_s
+        coding_s = 2 * len(sizes) * self.speed.latency_s + encode_s + decode_s
+        return sum(map(ring.seconds, sent)) + coding_s < ring.seconds(nbytes)
 
 
 class CollectivePiece(NamedTuple):
