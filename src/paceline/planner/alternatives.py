@@ -11,7 +11,7 @@ from paceline.core.plan import Kind
 from paceline.core.strategy import Strategy, Window, codec_fields
 from paceline.core.wire_format import wire_format
 from paceline.core.workload import Workload
-from paceline.planner.forecast import Forecast, forecast, forecast_of, memory
+from paceline.planner.forecast import Forecast, forecast, memory
 from paceline.planner.grouping import Windows, with_best_chunk
 
 # Codecs to forecast. The list has only one codec of 8 bits and one of 4 bits, because codecs of the
@@ -147,9 +147,7 @@ class Alternatives:
             num_longer = 0 if step_s < shortest_s else num_longer + 1
             if step_s < _SHORTER * shortest_s:
                 best, shortest_s = other, step_s
-        is_known = best == config and self.machine.reached is self.machine
-        found = forecast_of(windows, self.batch_size) if is_known else self.forecast(best)
-        chosen = _chosen(best, config)
+        found, chosen = self.forecast(best), _chosen(best, config)
         notes = (f"best of the sizes tried: {chosen}",) if chosen else ()
         return replace(found, notes=(*notes, *found.notes))
 

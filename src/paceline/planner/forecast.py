@@ -135,33 +135,28 @@ def forecast(
     InvalidInput if the strategy cannot be planned on this machine.
     """
     windows = Windows(strategy, workload, machine.reached, config, cost, balanced=balanced)
-    return forecast_of(windows, samples_per_step)
+    found = steady(windows)
+    step_s, notes = _fed(windows.machine, config.workers, samples_per_step, found.step_s)
+    steps_to_loss, caveats = _learning(windows)
+    return Forecast(
+        **vars(found) | {"step_s": step_s},
+        strategy=strategy.name,
+        config=config,
+        workers=config.workers,
+        samples_per_s=samples_per_step / step_s,
+        memory_nbytes=memory(workload, windows.machine, strategy, config),
+        machine=windows.machine,
+        is_balanced=windows.is_balanced,
+        notes=tuple(filter(None, (*notes, found.limit, *caveats))),
+        is_same_training=not caveats,
+        steps_to_loss=steps_to_loss,
+    )
 
 
 def forecast_alone(workload: Workload, machine: Machine) -> Forecast:
     """Predict the step of one worker on the machine's first device."""
     one = STRATEGIES["allreduce"]  # any strategy: one worker exchanges nothing
     return forecast(workload, machine, one, one.config(workers=1), workload.batch_size)
-
-
-def forecast_of(windows: Windows, samples_per_step: float) -> Forecast:
-    """Predict the step of the strategy that `windows` plans."""
-    machine, config, found = windows.machine, windows.config, steady(windows)
-    step_s, notes = _fed(machine, config.workers, samples_per_step, found.step_s)
-    steps_to_loss, caveats = _learning(windows)
-    return Forecast(
-        **vars(found) | {"step_s": step_s},
-        strategy=windows.strategy.name,
-        config=config,
-        workers=config.workers,
-        samples_per_s=samples_per_step / step_s,
-        memory_nbytes=memory(windows.workload, machine, windows.strategy, config),
-        machine=machine,
-        is_balanced=windows.is_balanced,
-        notes=tuple(filter(None, (*notes, found.limit, *caveats))),
-        is_same_training=not caveats,
-        steps_to_loss=steps_to_loss,
-    )
 
 
 def _learning(windows: Windows) -> tuple[StepsToLoss | None, tuple[str, ...]]:
