@@ -13,7 +13,7 @@ from paceline.core.cost import CostModel
 from paceline.core.plan import Plan, without_collection
 from paceline.core.timeline import Origin, Span, Timeline
 
-LOOKED_AT = 4  # periods that `steady_period` compares; tasks of up to three periods overlap in time
+_LOOKED_AT = 4  # periods that `steady_period` compares; up to three periods overlap in time
 _ROUNDING = 1e-12  # tolerance for equal periods, relative to the timeline's makespan
 Times = tuple[list[float], list[float]]  # when each task starts, and when it ends
 
@@ -82,19 +82,17 @@ def period(plan_of: Callable[[int], Plan], cost: CostModel, num_steps: int) -> f
     return (longer_s - makespan_s(plan_of(num_steps), cost)) / num_steps
 
 
-def steady_period(
-    timeline: Timeline, num_steps: int, alike: int = 1, looked_at: int = LOOKED_AT
-) -> float | None:
+def steady_period(timeline: Timeline, num_steps: int, alike: int = 1) -> float | None:
     """Return the seconds per step if the last steps of a timeline repeat, otherwise None.
 
     A longer timeline would then only add copies of these steps. The plan repeats after a period
-    of `alike` steps; the `looked_at` periods before the last one must be equal.
+    of `alike` steps; the four periods before the last one must be equal.
     """
     # Leave out the last period, because no later period overlaps with it.
-    first = (num_steps // alike - looked_at - 1) * alike
+    first = (num_steps // alike - _LOOKED_AT - 1) * alike
     if first < 1:
         return None
-    ends = [dict[tuple[object, ...], float]() for _ in range(looked_at * alike)]
+    ends = [dict[tuple[object, ...], float]() for _ in range(_LOOKED_AT * alike)]
     for kind, step, part, worker, _, _, end_s, sub_batch, _ in timeline.spans:
         if first <= step < first + len(ends):
             ends[step - first][kind, part, worker, sub_batch] = end_s
@@ -105,7 +103,7 @@ def steady_period(
         shifts += (later[own] - before_s for own, before_s in before.items())
     if not shifts or max(shifts) - min(shifts) > _ROUNDING * timeline.makespan_s:
         return None
-    apart = (looked_at - 1) * alike
+    apart = (_LOOKED_AT - 1) * alike
     return (max(ends[-1].values()) - max(ends[-1 - apart].values())) / apart
 
 

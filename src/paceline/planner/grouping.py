@@ -186,11 +186,6 @@ class Windows:
         if isclose(makespan_s(step, cost), makespan_s(self.step, self.model)):
             self._grouped, self.cost = joined, cost
 
-    @property
-    def is_grouped(self) -> bool:
-        """Whether plans treat groups of layers as single layers."""
-        return self._grouped is not self.workload
-
     def compared_s(self, config: Any) -> float:
         """Return the approximate seconds of a step with `config`, to compare configurations."""
         if self.strategy.planning.is_asynchronous:
@@ -200,7 +195,7 @@ class Windows:
     def of(self, num_steps: int, config: Any = None) -> Plan:
         """Plan a window of `num_steps` steps; `config` replaces `self.config`."""
         asked = config or self.config
-        asked = _in_ones(asked) if self.is_grouped else asked
+        asked = asked if self._grouped is self.workload else _in_ones(asked)
         return self._plan_of(self._grouped, self.machine, asked, Window(num_steps))
 
     def of_layers(self, num_steps: int) -> Plan:

@@ -14,12 +14,11 @@ from paceline.core.compare import Breakdown, breakdown
 from paceline.core.cost import CostModel, Slowed
 from paceline.core.machine import Device, DeviceKind, Machine
 from paceline.core.plan import COMMUNICATION, COMPUTE, Kind, Lane, Plan, Resource
-from paceline.core.simulate import LOOKED_AT, makespan_s, simulate, steady_period
+from paceline.core.simulate import makespan_s, simulate, steady_period
 from paceline.core.timeline import Origin, Span, Timeline, intersection, length, union
 from paceline.planner.grouping import Windows
 
 _WINDOW = 8  # number of simulated steps; several, because the first steps are not typical
-_IN_STEP = 4, 2  # for synchronous steps: number of simulated steps, and of compared steps
 _SHORT_WINDOW = 2  # number of simulated steps if a step has many tasks: such steps hardly overlap
 _FEWEST_PERIODS = 3  # fewest simulated periods of local steps; the first and last are not typical
 _MOST_SAMPLED = 8  # maximum number of devices whose slowdown is computed
@@ -53,16 +52,14 @@ def steady(windows: Windows) -> Steady:
     """Simulate consecutive steps of a strategy, and return a step of the steady state."""
     config, planning = windows.config, windows.strategy.planning
     per_period, alike = planning.steps_per_period(config), planning.repeats_after(config)
-    for num_steps, looked_at in _window_steps(windows, per_period, alike):
-        plan, cost = windows.of(num_steps), windows.cost
+    num_steps = _window_steps(windows, per_period, alike)
+    plan, cost = windows.of(num_steps), windows.cost
+    outline = simulate(plan, cost)
+    slowdown, slowed_by = _slowdown(outline, windows)
+    if slowdown != 1.0:
+        cost = Slowed(cost, slowdown)
         outline = simulate(plan, cost)
-        slowdown, slowed_by = _slowdown(outline, windows)
-        if slowdown != 1.0:
-            cost = Slowed(cost, slowdown)
-            outline = simulate(plan, cost)
-        period_s = steady_period(outline, num_steps, alike, looked_at)
-        if period_s is not None:
-            break
+    period_s = steady_period(outline, num_steps, alike)
     if period_s is None:
         # Subtract two windows' times: the effects of their first and last steps cancel.
         longer_s = makespan_s(windows.of(2 * num_steps), cost)
@@ -98,21 +95,16 @@ def _in_layers(windows: Windows, num_steps: int, cost: CostModel, outline: Timel
     return Timeline(spans(), Origin.PREDICTED, (outline.start_s, outline.end_s))
 
 
-def _window_steps(windows: Windows, per_period: int, alike: int) -> Iterator[tuple[int, int]]:
-    """Yield windows to try: number of steps, and number of periods that must be equal.
+def _window_steps(windows: Windows, per_period: int, alike: int) -> int:
+    """Return the number of steps to simulate, a multiple of `alike`.
 
     `per_period`: number of local steps between exchanges. `alike`: number of steps after which the
     plan repeats.
     """
-    is_wide = len(windows.step) > _MANY_TASKS
-    in_step = per_period == alike == 1 and not windows.strategy.planning.is_asynchronous
-    # A short window saves time if layers are not grouped, because a step then has more tasks.
-    if in_step and not is_wide and not windows.is_grouped:
-        yield _IN_STEP
-    num_steps = _SHORT_WINDOW if is_wide else _WINDOW
+    num_steps = _SHORT_WINDOW if len(windows.step) > _MANY_TASKS else _WINDOW
     if per_period > 1:
         num_steps = max(num_steps, _FEWEST_PERIODS)
-    yield -(-num_steps // alike) * alike, LOOKED_AT
+    return -(-num_steps // alike) * alike
 
 
 def _sent(plan: Plan) -> Mapping[str, float]:
