@@ -39,7 +39,8 @@ class Rule:
     `report.metrics` computes the metrics and the words of messages, such as `{exchange_less}`. A
     rule is skipped if `Metrics.words` lacks a text that `message` needs, or if a rule whose code is
     in `unless` has reported a finding. `sort`: "doubt" for a reason to mistrust the result, "gain"
-    for time that a change could save, "fact" for anything else.
+    for time that a change could save, "fact" for anything else. With threshold 0, `report.metrics`
+    decides whether the rule applies.
     """
 
     sort: Sort

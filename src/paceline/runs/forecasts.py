@@ -57,7 +57,7 @@ def forecasts_of(session: TrainingSession, runner: Runner) -> list[Forecast]:
         if calibrated is None:
             return []
         machine, cost = calibrated
-        # `measure` removes lost and useless workers from the machine.
+        # hogbatch's `measure` removes lost workers, and workers that do not help (`admit`).
         config = replace(config, workers=min(config.workers, machine.num_devices))
         planned = (runner.workload, machine, strategy, config, runner.samples_per_step, cost)
         return [forecast(*planned, balanced=session.settings.balance is not None)]
