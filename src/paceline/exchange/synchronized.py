@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.nn.parameter import is_lazy
 
+from paceline.core.chunks import ChunkTuner
 from paceline.core.errors import InvalidInput
 from paceline.exchange.all_reduce import TorchAllReduce
 from paceline.exchange.ddp_logger import DDPLogger
@@ -109,6 +110,7 @@ class Synchronized(DistributedDataParallel):
         self._trainable = [p for p in parameters if p.requires_grad]
         self._frozen = [p for p in parameters if not p.requires_grad]
         self._types = [p.dtype for p in self._trainable]
+        self._tuner: ChunkTuner | None = None
         if self._is_alone or not self._method.uses_torch_reducer:
             self.reducer, self.logger = None, DDPLogger()
         if self._is_alone:
@@ -118,7 +120,7 @@ class Synchronized(DistributedDataParallel):
         if self._gradients is None:
             self._gradients = self._create_reducer(self._method, *arguments[:2])
         if isinstance(self._gradients, Reducer):
-            self.reducer = self._gradients
+            self.reducer, self._tuner = self._gradients, self._gradients.tuner
             self._gradients.record(self._reducer_recorder)
             # as in torch's _ddp_init_helper, which is not called here
             self._passing_sync_batchnorm_handle(self.module)
@@ -312,8 +314,8 @@ class Synchronized(DistributedDataParallel):
         """Return the attributes to copy: all except process groups, reducer, logger, recorder."""
         if not self._is_alone:
             self._check_default_group()
-        of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_end"}
-        of_process |= {"_trainable", "_frozen", "_types", "_reducer_recorder"}
+        of_process = {"process_group", "reducer", "logger", "_group", "_gradients", "_tuner"}
+        of_process |= {"_trainable", "_frozen", "_types", "_reducer_recorder", "_end"}
         return {name: value for name, value in self.__dict__.items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

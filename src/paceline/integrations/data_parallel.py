@@ -186,8 +186,7 @@ class DataParallel(Trying):
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Tried numbers of layers per chunk, with rank 0's predicted and measured step times."""
-        used = self._gradients
-        return used.tuner.trials if isinstance(used, Reducer) and used.tuner else ()
+        return self._tuner.trials if self._tuner else ()
 
     # Balanced batches.
 
