@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -98,7 +98,7 @@ class ExchangeTimes:
     begun_s: float
     averaged_s: float
     stepped_s: float
-    due_s: float = 0.0
+    due_s: float
     trained_from_s: float = 0.0
     loading_s: float = 0.0
     loaded_s: float = 0.0
@@ -115,8 +115,9 @@ class RunningExchange:
         self, given: Contribution, due: int, sent_s: float, sent: Sequence[Tensor] = ()
     ) -> None:
         self.given, self.due, self.sent = given, due, sent
-        self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 4)
+        self.times = ExchangeTimes(given.number, sent_s, *[time.monotonic()] * 5)
         self._future: Future[Averaged] = Future()
+        self.exposed_s = 0.0  # seconds that the training loop waited
 
     def state(self) -> dict[str, Any]:
         """Return the state of a finished exchange that is not loaded yet: numbers and tensors."""
@@ -155,7 +156,10 @@ class RunningExchange:
 
     def wait(self) -> Averaged:
         """Wait for the exchange; return its result, or raise its error."""
-        self.times.due_s = self.times.due_s or time.monotonic()
+        due_s = self.times.due_s = time.monotonic()
+        if not self.is_done:
+            wait([self._future])
+            self.exposed_s += time.monotonic() - due_s
         return self._future.result()
 
 
@@ -176,6 +180,6 @@ class ExchangeLog:
         times.trained_from_s, times.loading_s = self._trained_from_s, loading_s
         times.loaded_s = self._trained_from_s = time.monotonic()
         self.took_s += times.stepped_s - times.begun_s
-        self.exposed_s += max(0.0, times.stepped_s - times.due_s)
+        self.exposed_s += exchange.exposed_s
         if not exchange.given.is_closing:
             self.latest.append(times)
