@@ -96,7 +96,7 @@ class InnerSteps:
             self._lock.release()
 
     def load(self, state: InnerState) -> None:
-        """Load optimizer states and step count, not buffers; InvalidInput if a state is unfit."""
+        """Load optimizer states and step count, not the buffers; InvalidInput if a state is unfit."""
         for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
             load_optimizer_state(optimizer, self._model.named_parameters(), **saved)
         self.count = state.num_steps
