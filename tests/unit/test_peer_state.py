@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.exchange.elastic import PeerTransport
-from paceline.exchange.inner_steps import InnerState, InnerSteps
+from paceline.exchange.inner_steps import InnerSteps, StepLock
 from rpc_exchange import beside
 
 STATE = {
@@ -72,25 +72,28 @@ def test_bytes_that_are_no_state_are_refused_and_not_unpickled(pair: Any) -> Non
 class Slow(torch.optim.SGD):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.begun = threading.Event()
+        self.begun, self.done = threading.Event(), []
 
     def step(self, closure: Any = None) -> None:
         self.begun.set()
         super().step()
+        self.done.append("stepped")
 
 
 def test_a_state_is_not_read_in_the_middle_of_a_step() -> None:
     model = nn.Linear(2, 2)
     optimizer = Slow(model.parameters(), 0.1)
-    steps = InnerSteps(model, optimizer)
-    steps.watch(lambda: None)
+    steps, lock = InnerSteps(model, optimizer), StepLock([optimizer], 10)
+    steps.watch(lambda: None, lock)
 
-    def read() -> InnerState:
+    def read() -> None:
         assert optimizer.begun.wait(10)
-        return steps.state(10)
+        with lock:
+            optimizer.done.append("read")
 
     reading = beside(read)
     optimizer.step()
-    assert reading.result().num_steps == 1
+    reading.result()
+    assert optimizer.done == ["stepped", "read"]
     steps.remove()
     assert not optimizer._optimizer_step_pre_hooks

@@ -32,7 +32,7 @@ from torch import Tensor
 from paceline.checkpoints.json_values import Json, apart, dumps, loads, together
 from paceline.checkpoints.tensor_file import Tensors, check_can_be_saved
 from paceline.core.errors import InvalidInput, WorkerLost, first_line
-from paceline.exchange.inner_steps import InnerState
+from paceline.exchange.inner_steps import InnerState, StepLock
 from paceline.exchange.outer import Averaged, Averaging, Contribution
 from paceline.exchange.workers import Settings, check_same_settings
 from paceline.links.group import Group, Member, myself
@@ -52,8 +52,9 @@ class ElasticWorkers:
     """Averages models over a torchft.Manager's quorum, whose workers may change at each exchange.
 
     `averaging`: computes the mean over a group. `settings`: must be equal on all workers. `inner()`
-    copies this worker's buffers and optimizer states. A failed exchange is repeated for at most
-    `deadline_s`. Raises InvalidInput for an unsuitable manager (see `checked_manager`).
+    copies this worker's buffers and optimizer states. `lock`: prevents optimizer steps while the
+    state is copied. A failed exchange is repeated for at most `deadline_s`. Raises InvalidInput for
+    an unsuitable manager (see `checked_manager`).
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ElasticWorkers:
         averaging: Averaging,
         *,
         settings: Settings,
+        lock: StepLock,
         inner: Callable[[], InnerState],
         deadline_s: float,
     ) -> None:
@@ -69,6 +71,7 @@ class ElasticWorkers:
         self._averaging, self._outer = averaging, averaging.outer
         self._num_fragments = num_fragments = len(self._outer.values)
         self._settings, self._inner, self._deadline_s = settings, inner, deadline_s
+        self.lock = lock
         # number of exchanges after the first in which all workers had finished: one for each other
         # fragment, and then `_farewell`
         self.num_final_exchanges = num_fragments
@@ -226,13 +229,15 @@ class ElasticWorkers:
 
     def _state(self) -> dict[str, Any]:
         """Return the state that torchft sends to new and late peers; called within a quorum."""
+        with self.lock:
+            inner = self._inner()
         return {
             "settings": dict(self._settings),
             "number": self._given.number,
             "all_closing_since": self._all_closing_since,
             "digest": self._averaging.digest,
             "outer": self._outer.state_dict(),
-            "inner": vars(self._inner()),
+            "inner": vars(inner),
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,43 @@ from paceline.checkpoints.state import load_optimizer_state, optimizer_state
 from paceline.core.errors import InvalidInput, WorkerLost
 
 
+class StepLock:
+    """Locks optimizers during each step, so that another thread copies only complete states.
+
+    The other thread uses `with lock`. If a step raises, the state may be inconsistent: it stays
+    locked until a later step has ended. `deadline_s`: longest wait of the other thread.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer], deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._is_in_step = False
+        devices = {one.device for one in _parameters_of(optimizers)}
+        self._accelerators = [one for one in devices if one.type != "cpu"]
+
+    def begin_step(self) -> None:
+        """Lock the optimizers for a step; if another thread is copying them, wait."""
+        if not self._is_in_step:
+            self._lock.acquire()
+        self._is_in_step = True
+
+    def end_step(self) -> None:
+        """Unlock the optimizers, if `begin_step` has locked them."""
+        if self._is_in_step:
+            self._is_in_step = False
+            self._lock.release()
+
+    def __enter__(self) -> None:
+        """Wait for the end of a step, and lock the optimizers; WorkerLost after `deadline_s`."""
+        if not self._lock.acquire(timeout=self._deadline_s):
+            raise WorkerLost(f"this worker's optimizer step took over {self._deadline_s:g} s")
+        for device in self._accelerators:  # kernels of the step may still run
+            torch.accelerator.synchronize(device)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 @dataclass(frozen=True)
 class InnerState:
     """A copy of a worker's model buffers, optimizer states and step count, in host memory."""
@@ -24,6 +61,21 @@ class InnerState:
     optimizers: list[dict[str, Json]]
     buffers: list[Tensor]
     num_steps: int
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], num_steps: int) -> Self:
+        """Copy the state; raises InvalidInput if an optimizer's state cannot be sent to peers."""
+        copies = []
+        for one in optimizers:
+            tensors, values = optimizer_state(one, model.named_parameters())
+            copied = {name: _copied(tensor) for name, tensor in tensors.items()}
+            copies.append({"tensors": copied, "values": values})
+        return cls(copies, [_copied(one) for one in model.buffers()], num_steps)
+
+    def load_into(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Load the optimizer states, not the buffers; InvalidInput if a state does not fit."""
+        for one, state in zip(optimizers, self.optimizers, strict=True):
+            load_optimizer_state(one, model.named_parameters(), **state)
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -36,8 +88,7 @@ class InnerSteps:
     A training step consists of one step of each optimizer. A GradScaler may skip an optimizer's
     step, so a new training step also begins when an optimizer steps for the second time. Torch
     calls the hooks for nested steps, too, such as `super().step()`; these are not counted. A step
-    that raises does not affect the count of later steps. During a step the optimizers are locked,
-    so that another thread copies only complete states.
+    that raises does not affect the count of later steps.
 
     Raises InvalidInput if the optimizers do not train exactly the trainable parameters of the
     model. Later, `optimizer.step()` raises InvalidInput for a second step on the same gradients,
@@ -46,7 +97,7 @@ class InnerSteps:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
         self.count = 0
-        self._model, self.optimizers = model, _optimizers_of(optimizer)
+        self.optimizers = _optimizers_of(optimizer)
         self._num_trained = _num_trained(model, self.optimizers)
         self._stepped: set[Optimizer] = set()
         # by optimizer: its gradient tensors at its last step, with their `_version` counters
@@ -54,14 +105,12 @@ class InnerSteps:
         self._depth = 0  # number of `step` calls that are running, each nested in the previous
         # stack frame of torch's wrapper function around the outermost `step` call
         self._caller: FrameType | None = None
-        # locked in a step; after a step that raised, until a later step has ended, because the
-        # optimizers' states may be inconsistent
-        self._lock = threading.Lock()
+        self._lock: StepLock | None = None
         self._handles: list[Any] = []
 
-    def watch(self, on_step: Callable[[], None]) -> None:
-        """Start to count steps, and call `on_step` after each step."""
-        self._on_step = on_step
+    def watch(self, on_step: Callable[[], None], lock: StepLock | None = None) -> None:
+        """Start to count steps; hold `lock` during each step, and call `on_step` after it."""
+        self._on_step, self._lock = on_step, lock
         for one in self.optimizers:
             self._handles.append(one.register_step_pre_hook(self._begin))
             self._handles.append(one.register_step_post_hook(self._end))
@@ -70,46 +119,17 @@ class InnerSteps:
         """Remove the hooks from the optimizers, and unlock them."""
         for handle in self._handles:
             handle.remove()
-        if self._depth > 0:  # a step has raised
-            self._depth = 0
-            self._lock.release()
-
-    def state(self, deadline_s: float) -> InnerState:
-        """Copy the state between two steps; may be called in another thread.
-
-        Raises WorkerLost if a step takes longer than `deadline_s`, and InvalidInput if an
-        optimizer's state cannot be sent to peers.
-        """
-        if not self._lock.acquire(timeout=deadline_s):
-            raise WorkerLost(f"this worker's optimizer step took over {deadline_s:g} s")
-        try:
-            for device in {one.device for one in _parameters_of(self.optimizers)}:
-                if device.type != "cpu":  # kernels of the last step may still run
-                    torch.accelerator.synchronize(device)
-            copies = []
-            for optimizer in self.optimizers:
-                tensors, values = optimizer_state(optimizer, self._model.named_parameters())
-                copied = {name: _copied(tensor) for name, tensor in tensors.items()}
-                copies.append({"tensors": copied, "values": values})
-            return InnerState(copies, [_copied(one) for one in self._model.buffers()], self.count)
-        finally:
-            self._lock.release()
-
-    def load(self, state: InnerState) -> None:
-        """Load optimizer states and step count, not the buffers; InvalidInput if a state is unfit."""
-        for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
-            load_optimizer_state(optimizer, self._model.named_parameters(), **saved)
-        self.count = state.num_steps
+        if self._lock is not None:
+            self._lock.end_step()
 
     def _begin(self, _: Optimizer, *__: object) -> None:
-        is_locked = self._depth > 0  # by an outer step, or by an earlier step that raised
         if not torch.compiler.is_compiling():  # when compiled, torch's wrapper has no stack frame
             caller = sys._getframe(1)
             if self._caller is None or self._caller not in _callers_of(caller):
                 self._depth, self._caller = 0, caller
         self._depth += 1
-        if not is_locked:
-            self._lock.acquire()
+        if self._depth == 1 and self._lock is not None:
+            self._lock.begin_step()
 
     def _end(self, optimizer: Optimizer, *_: object) -> None:
         self._depth -= 1
@@ -117,10 +137,10 @@ class InnerSteps:
             return
         self._caller = None
         before = self.count
-        try:
-            self._add(optimizer)
-        finally:  # unlock only after counting, because `state` copies the count, too
-            self._lock.release()
+        self._add(optimizer)
+        # unlock only after counting, because another thread copies the state with this count
+        if self._lock is not None:
+            self._lock.end_step()
         if self.count > before:
             self._on_step()
 

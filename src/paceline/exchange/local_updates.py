@@ -28,7 +28,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.reading import validated
 from paceline.core.rounds import Rounds
 from paceline.exchange.elastic import ElasticWorkers
-from paceline.exchange.inner_steps import InnerState, InnerSteps
+from paceline.exchange.inner_steps import InnerState, InnerSteps, StepLock
 from paceline.exchange.outer import (
     Averaged,
     Averaging,
@@ -154,7 +154,7 @@ class LocalUpdates:
             one.require_backward_grad_sync = one.require_forward_param_sync = False
         self._is_open, self._thread = True, CallThread("paceline-local-updates")
         self._thread.end_with(self)
-        self._steps.watch(self._after_step)
+        self._steps.watch(self._after_step, self._workers.lock)
         # end the thread at exit: a daemon thread killed within torch code would abort the process
         self._at_exit = weakly(self.abort)
         atexit.register(self._at_exit)
@@ -360,7 +360,8 @@ class LocalUpdates:
     def _load_peer_state(self, state: InnerState, given: Contribution) -> None:
         """Load a peer's parameters, optimizer states and position in the round of exchanges."""
         self._begin_anew()
-        self._steps.load(state)
+        state.load_into(self._model, self._steps.optimizers)
+        self._steps.count = state.num_steps
         self._place.resume_after(given.number)
         given.buffers[:] = given.buffers or state.buffers
 
@@ -370,12 +371,13 @@ class LocalUpdates:
         """Create the connection to the workers of the torchft manager's quorums."""
         if deadline_s is None:
             deadline_s = default_pg_timeout.total_seconds()
-        steps = self._steps
+        optimizers = self._steps.optimizers
         return ElasticWorkers(
             manager,
             self._averaging,
             settings={**settings, "outer step": list(self._rounds.outer_step(2, *self._chosen_by))},
-            inner=lambda: steps.state(deadline_s),
+            lock=StepLock(optimizers, deadline_s),
+            inner=lambda: InnerState.of(self._model, optimizers, self._steps.count),
             deadline_s=deadline_s,
         )
 

@@ -39,6 +39,8 @@ class FixedWorkers:
     have finished training, `num_final_exchanges` more average the other fragments.
     """
 
+    lock = None  # no lock is needed, because no other worker copies this worker's state
+
     def __init__(self, group: Group, averaging: Averaging) -> None:
         self._group, self._averaging = group, averaging
         self.rank, self.count = group.rank, group.world_size
