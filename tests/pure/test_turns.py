@@ -116,6 +116,18 @@ def test_stopping_chooses_among_the_timed_alternatives():
     assert choice.name == "host"
 
 
+@pytest.mark.parametrize("num_turns", [0, 1, 2])
+def test_stopping_keeps_the_former_choice_until_all_alternatives_are_timed_again(num_turns):
+    choice = Choice(["plain", "host"])
+    chosen(choice, lambda name, _: 1.0 if name == "host" else 2.0)
+    while choice.settled:
+        choice.add([3.0] * Watch.num_steps)
+    for seconds in (1.0, 3.0)[:num_turns]:  # now the simpler one is faster
+        choice.add([seconds] * choice.num_timed)
+    choice.stop()
+    assert choice.name == ("plain" if num_turns == 2 else "host")
+
+
 def test_a_watch_reports_lasting_changes_but_no_noise():
     noise = random.Random(2)
 

@@ -72,10 +72,11 @@ def test_bytes_that_are_no_state_are_refused_and_not_unpickled(pair: Any) -> Non
 class Slow(torch.optim.SGD):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.begun, self.done = threading.Event(), []
+        self.begun, self.read, self.done = threading.Event(), threading.Event(), []
 
     def step(self, closure: Any = None) -> None:
         self.begun.set()
+        self.read.wait(0.2)  # longer than a copy takes that ignores the step
         super().step()
         self.done.append("stepped")
 
@@ -90,6 +91,7 @@ def test_a_state_is_not_read_in_the_middle_of_a_step() -> None:
         assert optimizer.begun.wait(10)
         with lock:
             optimizer.done.append("read")
+        optimizer.read.set()
 
     reading = beside(read)
     optimizer.step()

@@ -35,7 +35,9 @@ class Choice:
 
     def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
         self._names = list(names)
+        self.name = names[0]
         self._left = list[str]()  # the alternatives of the turns that are left
+        self._former: str | None = None  # the alternative chosen before the turns
         self._begin([name for name in names if name not in slow])
 
     @property
@@ -71,6 +73,7 @@ class Choice:
         elif not is_steady:
             self._watch = Watch()
         elif self._watch.has_changed(seconds):
+            self._former = self.name
             self._begin(self._names)
 
     def drop(self) -> None:
@@ -81,9 +84,12 @@ class Choice:
         self._choose()
 
     def stop(self) -> None:
-        """End the timing, and use the fastest alternative timed so far."""
+        """End the timing; use the former choice or, if all alternatives are timed, the fastest."""
         self._left.clear()
         self._choose()
+        former = self._former
+        if former is not None and former in self._steps and not all(self._steps.values()):
+            self.name = former
 
     def _begin(self, names: Sequence[str]) -> None:
         self._steps: dict[str, list[float]] = {name: [] for name in names}
@@ -109,7 +115,7 @@ class Choice:
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:
             self._left.clear()  # only one alternative is left
-        self.name: str = self._left[0] if self._left else self._fastest()
+        self.name = self._left[0] if self._left else self._fastest()
         self._watch = Watch(self._steps[self.name])
 
     def _fastest(self) -> str:

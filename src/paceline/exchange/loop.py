@@ -108,6 +108,8 @@ class _Loop:
         self._first = self._place
         self._traced = traced_steps(setup.epoch_steps, self._first)
         self._seconds: list[float] = []
+        # the ends of the traced epoch's steps before the trace; None until the trace starts
+        self._untraced: list[float] | None = None
         self._spans: tuple[Span, ...] = ()
         self._offset: ClockOffset | None = None
         tokens = setup.recipe.tokens_per_sample if setup.recipe else None
@@ -168,21 +170,21 @@ class _Loop:
                 self._saver.after(self._num_steps, self._state)
         self._recorder.stop_trace()
         self._loss = float(self._total)  # waits for a GPU, so that the time below is complete
-        self._measure(number, first_step, paused, time.monotonic() - started - paused_s)
+        self._measure(number, paused, time.monotonic() - started - paused_s)
         if setup.recipe is not None:
             self._end_epoch(time.monotonic() - started - paused_s)
 
-    def _measure(self, number: int, first_step: int, paused: set[int], took_s: float) -> None:
+    def _measure(self, number: int, paused: set[int], took_s: float) -> None:
         """Store untraced step times of epoch `number`, and the spans of the traced steps, if any.
 
         `took_s`: duration of the epoch's steps. Steps in `paused` have no valid duration.
         """
         ends, last = self._recorder.step_ends(), len(self._setup.epoch_steps) - 1
         num_steps = len(ends)
-        if number > self._traced.epoch:  # the replica still records, which takes time
-            ends = []
-        elif number == self._traced.epoch:
-            ends = ends[: self._traced.step - first_step]
+        if self._untraced is not None:  # recorded steps are not measured: recording takes time
+            num_steps += len(self._untraced)
+            ends, self._untraced = self._untraced, []
+        if number == self._traced.epoch:
             self._spans = tuple(self._recorder.spans())
             self._offset = clock_offset(self._session.group)
         steps = list(enumerate(pairwise(ends), 1))[NUM_WARM_UP - 1 :]
@@ -233,7 +235,7 @@ class _Loop:
 
     def _start_trace(self, source: Iterator[Share]) -> Iterator[Share]:
         """Record all steps from now on; return the batches of `source`."""
-        share = next(source)
+        self._untraced, share = self._recorder.step_ends(), next(source)
         self._replica.record(self._recorder)
         self._prepare(share)
         self._recorder.start_trace(self._learner.traced)
