@@ -224,6 +224,7 @@ def test_no_other_file_is_read_or_written(written: Path, name: str) -> None:
         (b'"format_version": 1', b'"format_version": 0', "format"),
         (b'"format_version": 1', b'"format_version": "1"', "format"),
         (b'"format_version": 1', b'"version": 1', "version"),
+        (b'"format_version": 1,', b"", "format_version"),
         (b'"files": {', b'"files": [], "other": {', "files"),
     ],
 )

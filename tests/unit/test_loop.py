@@ -94,6 +94,17 @@ def test_every_sample_is_tested_exactly_once(num_samples: int, world_size: int):
     )
 
 
+def test_a_recipe_with_its_own_loss_may_have_several_labels_per_sample():
+    inputs, labels = torch.randn(8, 4), torch.rand(8, 3) > 0.5
+
+    def loss(scores: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(scores, labels.float())
+
+    train = torch.utils.data.TensorDataset(inputs, labels)
+    model = built(Recipe(model=lambda: nn.Linear(4, 3), train=train, loss=loss, num_classes=3), 0)
+    assert model.training
+
+
 @dataclass
 class Watching(Progress):
     """Progress that records epochs and calls a function after each step."""

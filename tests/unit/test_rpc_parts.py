@@ -157,6 +157,15 @@ class TestOutbox:
         assert kept.result().topic == "done"
         assert outbox.admit(Message("a")).sequence == 3
 
+    def test_a_waiting_request_is_refused_if_the_restarted_hub_takes_only_smaller_ones(self):
+        outbox = joined()
+        for _ in range(2):
+            outbox.admit(parts(MAX_NBYTES))
+        waiting = blocks(lambda: outbox.admit(parts(MAX_NBYTES)))
+        outbox.join(OTHER, MAX_NBYTES - 1, 0)
+        with refused("request"):
+            waiting.result(DEADLINE_S)
+
 
 @pytest.mark.parametrize(
     ("field", "make"),

@@ -200,7 +200,8 @@ class CheckpointFolder:
         partial.mkdir()
         try:
             entries = {name: _write_file(partial / name, one) for name, one in files.items()}
-            _write_file(partial / MANIFEST, manifest.to_bytes(Manifest(step, entries)))
+            whole = Manifest(step, entries, manifest.FORMAT)
+            _write_file(partial / MANIFEST, manifest.to_bytes(whole))
             _sync(partial)
             if path.exists():  # keep the old checkpoint readable until the new one is complete
                 path.rename(path.with_name(path.name + _OLD))

@@ -24,7 +24,7 @@ from paceline.core.reading import first_fault, read_json
 from paceline.links.files import limits, read_file
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+FORMAT = 1
 _CONFIG = ConfigDict(extra="forbid")
 _PIECE_NBYTES = 1 << 20
 # A name has no separator and no leading dot, so a manifest cannot name files outside its folder.
@@ -56,7 +56,7 @@ class Manifest:
 
     step: Annotated[int, Field(ge=0, lt=2**63)]
     files: dict[Annotated[str, AfterValidator(check_file_name)], FileEntry]
-    format_version: Annotated[int, Field(ge=_FORMAT, strict=True)] = _FORMAT
+    format_version: Annotated[int, Field(ge=FORMAT, strict=True)]
 
 
 def write_pieces(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> FileEntry:
@@ -92,8 +92,8 @@ def read(folder: Path) -> Manifest:
         raise Damaged(f"{MANIFEST} {error.problem}") from None
     del fields["crc32"]  # checked above; not a field of `Manifest`
     version = fields.get("format_version")
-    if type(version) is int and version > _FORMAT:
-        problem = f"is a checkpoint of format {version}; this Paceline reads format {_FORMAT}"
+    if type(version) is int and version > FORMAT:
+        problem = f"is a checkpoint of format {version}; this Paceline reads format {FORMAT}"
         hint = "use the Paceline version that wrote it, or a later version"
         raise InvalidInput(str(folder), problem, hint=hint)
     try:

@@ -89,21 +89,24 @@ class Outbox:
         """
         nbytes = message.nbytes
         with self.changed:
-            if nbytes > self._max_message_nbytes:
-                problem = f"must be at most {self._max_message_nbytes:,} bytes, the hub's limit"
-                hint = "hub and worker must have the same model and batch size"
-                raise InvalidInput("request", problem, got=nbytes, hint=hint)
-            credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes
 
             def has_room() -> bool:
                 unacknowledged = self.last - self.acknowledged
                 in_flight_nbytes = sum(one.message.nbytes for one in self._open.values())
+                credit_nbytes = limits.CREDIT_MESSAGES * self._max_message_nbytes
                 fits = in_flight_nbytes + nbytes <= credit_nbytes
                 return unacknowledged < limits.WINDOW and fits
 
-            self.changed.wait_for(lambda: self.failure or has_room())
+            def is_too_large() -> bool:  # a hub that restarts meanwhile may have another limit
+                return nbytes > self._max_message_nbytes
+
+            self.changed.wait_for(lambda: self.failure or is_too_large() or has_room())
             if self.failure is not None:
                 raise _copy_of(self.failure)
+            if is_too_large():
+                problem = f"must be at most {self._max_message_nbytes:,} bytes, the hub's limit"
+                hint = "hub and worker must have the same model and batch size"
+                raise InvalidInput("request", problem, got=nbytes, hint=hint)
             future = ReplyFuture(self._next, message)
             self._next += 1
             self._open[future.sequence] = future

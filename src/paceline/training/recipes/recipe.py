@@ -127,7 +127,7 @@ def check_fit(recipe: Recipe, model: nn.Module, samples: IndexedSamples, part: s
             f"model {recipe.name}",
             f"fails on the first {part} sample ({described(inputs)}): {blamed(error)}",
         ) from error
-    if recipe.num_classes is not None:
+    if recipe.num_classes is not None and targets.dtype != torch.bool:  # bool: several labels
         check_classes(recipe.name, outputs, targets, recipe.num_classes)
     for what, function in (("loss", recipe.loss), ("score", recipe.score)):
         if function is not None:
