@@ -194,7 +194,7 @@ def _checkpoint(data: bytes, folder: Path) -> object:
         files.remove(path)
         sums = {one: f"{zlib.crc32(one.read_bytes()):08x}" for one in files}
         entries = {one.name: manifest.FileEntry(one.stat().st_size, sums[one]) for one in files}
-        path.write_bytes(manifest.to_bytes(manifest.Manifest(7, entries)))
+        path.write_bytes(manifest.to_bytes(manifest.Manifest(7, entries, manifest.FORMAT)))
     elif zlib.crc32(rest) % 2:
         head = rest[: rest.rfind(b' "crc32"')]
         path.write_bytes(head + b' "crc32": "%08x"\n}\n' % zlib.crc32(head))
