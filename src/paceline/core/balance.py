@@ -54,6 +54,10 @@ _LONGEST_INTERVAL = 64
 # tolerance is `_TOLERANCE` in a first interval, but only `_TOLERANCE` * `_LEAST_PART` in long ones.
 _TOLERANCE = 0.05
 _LEAST_PART = 0.4
+# A rank's seconds per sample are averaged with the previous ones unless they differ by this factor.
+# Without averages, shares can oscillate: a rank with more samples computes longer while other ranks
+# already exchange gradients, and so seems slower than it is.
+_SUDDEN = 1.5
 # Each `record` multiplies the seconds per sample of a rank without samples by this factor.
 _REGAINED = 0.99
 
@@ -91,8 +95,12 @@ class Balance:
         """
         for rank, new in enumerate(seconds):
             old = self._seconds[rank]
-            # Assume that a rank without samples becomes faster, so that it gets samples again.
-            self._seconds[rank] = new if new is not None else old and _REGAINED * old
+            if new is None:  # assume that the rank becomes faster, so that it gets samples again
+                self._seconds[rank] = old and _REGAINED * old
+            elif old is None or not 1 / _SUDDEN < new / old < _SUDDEN:
+                self._seconds[rank] = new
+            else:
+                self._seconds[rank] = (old + new) / 2
         return self._judge()
 
     def exclude(self, rank: int) -> tuple[int, ...]:
