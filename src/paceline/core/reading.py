@@ -92,7 +92,7 @@ def read_peer_record(kind: TypeAdapter[_T], data: Text, what: str) -> _T:
     pydantic keeps an error of 1,400 bytes for each unknown field, so limit the fields; lists in
     `kind` must use FailFast for the same reason.
     """
-    # Test the size before `bytes`, which copies.
+    # Check the size first, because `bytes` copies the data.
     if memoryview(data).nbytes > _MOST_PEER_NBYTES or bytes(data).count(b":") > _MOST_PEER_FIELDS:
         problem = f"must have at most {_MOST_PEER_NBYTES:,} bytes and {_MOST_PEER_FIELDS:,} fields"
         raise InvalidInput(what, problem)

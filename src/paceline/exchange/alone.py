@@ -25,9 +25,9 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of timed steps
-# Limits of (step time of all ranks together) / (step time of one rank alone) for the first way to
-# exchange gradients. If the predicted ratio is above `_FAR_PREDICTED`, none is tried. If
-# the measured ratio is above `_FAR`, no other is tried.
+# Limits of (step time of all ranks together) / (step time of one rank alone), for the exchange that
+# is predicted to be fastest. If the predicted ratio is above `_FAR_PREDICTED`, none is tried;
+# if the measured ratio is above `_FAR`, no other exchange is tried.
 _FAR, _FAR_PREDICTED = 1.3, 2.0
 # Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
 # `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.

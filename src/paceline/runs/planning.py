@@ -170,11 +170,11 @@ def _trying(
     possible, refused = set[str](), dict[str, str]()  # layers before which the model can be split
 
     def tried(workload: Workload, config: Any) -> Workload:
+        known = replace(workload, refused_cuts=tuple(refused.items()))
         with suppress(InvalidInput):  # `with_possible_cut` raises it with a better hint
-            known = replace(workload, refused_cuts=tuple(refused.items()))
             if trial.first_of(known, config) in possible:
                 return known
-        own = partial(trial.with_possible_cut, workload=workload, config=config)
+        own = partial(trial.with_possible_cut, workload=known, config=config)
         found: Workload = tried_with(model, own, input_shape)
         refused.update(found.refused_cuts)
         possible.add(trial.first_of(found, config))

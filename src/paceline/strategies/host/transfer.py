@@ -303,7 +303,7 @@ class DeviceTransfer:
         return next((error for error in errors if error is not None), None)
 
     def close(self) -> None:
-        """End the threads and all copies."""
+        """End the threads, and wait for the last copies."""
         self._poster.close(None)
         self._fetcher.close(None)
         self.count_times()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.rpc.value_checks import LARGEST_LOSS
 
-MOST_EPOCHS = 10_000  # largest number of epochs with losses in one mean
+MOST_EPOCHS = 10_000  # maximum number of epochs in the losses of one message
 _MOST_SAMPLES = 2**53 - 1
 
 
