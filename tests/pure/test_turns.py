@@ -51,6 +51,32 @@ def test_noise_selects_the_simpler_and_a_real_difference_the_faster_alternative(
     assert choices(0.85).count("plain") <= 4
 
 
+@pytest.mark.parametrize(
+    ("num_fast", "name", "num_turns"),
+    [
+        ([4, 4, 6, 6], "host", 6),  # slow steps at first hide the difference from the test
+        ([4, 3, 4, 3], "plain", 8),
+    ],
+)
+def test_two_alternatives_have_further_turns_while_a_lower_median_is_not_significant(
+    num_fast, name, num_turns
+):
+    choice, used = Choice(["plain", "host"]), list[str]()
+    while not choice.settled:
+        fast = num_fast[used.count("host")] if choice.name == "host" else 0
+        used.append(choice.name)
+        choice.add([0.88] * fast + [1.3 if choice.name == "host" else 1.0] * (6 - fast))
+    assert (choice.name, len(used)) == (name, num_turns)
+
+
+def test_an_alternative_slower_by_15_percent_is_not_chosen_for_its_simplicity():
+    """Its turns end before a rank-sum test could be significant."""
+    choice = Choice(["plain", "host"])
+    while not choice.settled:
+        choice.add([1.2] * 6 if choice.name == "plain" else [0.99] * 4 + [1.9] * 2)
+    assert choice.name == "host"
+
+
 @pytest.mark.parametrize(("first_s", "added_s"), [(1, 0.01), (2, -0.01)])
 def test_a_machine_that_becomes_slower_or_faster_favours_no_alternative(first_s, added_s):
     choice = Choice(["plain", "host"])

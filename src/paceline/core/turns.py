@@ -4,18 +4,21 @@
 
 Each round reverses the order of turns, so a machine that becomes slower affects all alternatives
 equally. The list of alternatives begins with the simplest. A later alternative is chosen only if
-the median step is faster by `WORTH` and a rank-sum test confirms the difference: a tie selects the
-simpler alternative. `Watch` detects when to choose again.
+the median step is faster by `_WORTH` and a rank-sum test confirms the difference: a tie selects the
+simpler alternative. While a later alternative's median is lower, but not significantly, the two
+have further turns. `Watch` detects when to choose again.
 """
 
 from collections.abc import Collection, Sequence
 from math import sqrt
 from statistics import median
 
-WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
+_WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
 _HOPELESS_AT_FIRST = 1.5  # replaces `HOPELESS` in the very first turn, which may include warm-up
 _NUM_SETTLING = 3
+_DOUBTFUL = 0.05  # a median lower by this fraction, but not significantly, needs further turns
+_MAX_TURNS = 4  # per alternative
 _CHANGE = 0.1  # relative change of step times after which alternatives are timed again
 _LARGE_CHANGE = 0.25  # replaces `_CHANGE` for the first steps after the choice
 _SIGNIFICANT = 1.645  # limit of the rank-sum test in standard deviations: one-sided 5 %
@@ -81,6 +84,7 @@ class Choice:
         self._names.remove(self.name)
         del self._steps[self.name]
         self._left = [name for name in self._left if name != self.name]
+        self._find_slow()
         self._choose()
 
     def stop(self) -> None:
@@ -101,12 +105,22 @@ class Choice:
     def _end_turn(self, seconds: Sequence[float]) -> None:
         self._steps[self.name] += seconds
         self._last = self._left.pop(0)
-        least_s = min(self.seconds.values())
-        self._slow = {
-            name for name, one in self.seconds.items() if one > self._hopeless(name) * least_s
-        }
-        self._left = [name for name in self._left if name not in self._slow]
+        self._find_slow()
+        self._left = [name for name in self._left if name not in self._slow] or self._doubtful()
         self._choose()
+
+    def _doubtful(self) -> list[str]:
+        """Return further turns if a median is lower than the choice's, but not significantly."""
+        best, lowest = self._fastest(), min(self._candidates, key=self.seconds.__getitem__)
+        is_clear = self.seconds[lowest] >= (1 - _DOUBTFUL) * self.seconds[best]
+        if is_clear or len(self._steps[best]) >= _MAX_TURNS * self.num_timed:
+            return []
+        return [best, lowest] if self._last == best else [lowest, best]
+
+    def _find_slow(self) -> None:
+        seconds = self.seconds
+        least_s = min(seconds.values(), default=0.0)
+        self._slow = {name for name, one in seconds.items() if one > self._hopeless(name) * least_s}
 
     def _hopeless(self, name: str) -> float:
         is_at_first = name == self._first and len(self._steps[name]) <= self.num_timed
@@ -118,8 +132,13 @@ class Choice:
         self.name = self._left[0] if self._left else self._fastest()
         self._watch = Watch(self._steps[self.name])
 
+    @property
+    def _candidates(self) -> list[str]:
+        """The alternatives that may be chosen: timed, and not much slower than another."""
+        return [name for name in self.seconds if name not in self._slow]
+
     def _fastest(self) -> str:
-        best, *others = [name for name, steps in self._steps.items() if steps] or [*self._steps][:1]
+        best, *others = self._candidates or [*self._steps][:1]
         for name in others:
             if is_faster(self._steps[name], self._steps[best]):
                 best = name
@@ -157,7 +176,7 @@ def _differ(steps: Sequence[float], others: Sequence[float], change: float) -> b
 def is_faster(
     steps: Sequence[float],
     others: Sequence[float],
-    worth: float = WORTH,
+    worth: float = _WORTH,
     deviations: float = _SIGNIFICANT,
 ) -> bool:
     """Whether `steps` are significantly faster than `others`, with a median lower by `worth`.

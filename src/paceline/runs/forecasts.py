@@ -18,7 +18,6 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RunSettings, TrainSettings
 from paceline.core.strategy import Strategy, gradient_codec
-from paceline.core.turns import WORTH
 from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
 from paceline.exchange.alone import Comparison, compare_with_alone
@@ -41,6 +40,7 @@ _UNTRIED = 1.5  # exchanges predicted to be slower than the best by this factor 
 # The same limit for one rank alone. It is above 2, so that one of two equal ranks is always tried
 # alone: it takes at most twice as long as both together.
 _UNTRIED_ALONE = 2.5
+_LEAST_GAIN = 0.01  # codecs predicted to shorten a step by less are not tried
 _ALIKE = 1.6  # prefer rank 0 to the fastest rank if it takes at most this many times as long
 logger = logging.getLogger(__name__)
 
@@ -185,13 +185,13 @@ def candidates_of(
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
-    """Drop forecasts whose codec would save under 2 % of a step; return the others."""
+    """Drop forecasts whose codec would save under 1 % of a step; return the others."""
     plain_s = {one.strategy: one.step_s for one in forecasts if gradient_codec(one.config) is None}
     return [
         one
         for one in forecasts
         if gradient_codec(one.config) is None
-        or one.step_s < (1 - WORTH) * plain_s.get(one.strategy, inf)
+        or one.step_s < (1 - _LEAST_GAIN) * plain_s.get(one.strategy, inf)
     ]
 
 
