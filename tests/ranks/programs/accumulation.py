@@ -1,7 +1,6 @@
 """Gradients accumulated before an exchange, and gradients that users keep or replace."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from declared import plain, programs, trains
 from torch import nn
 from unused import Experts
 
-from steps import alone, backward, learn, mlp, sgd, squares, stepped, trained, zeroed
+from steps import alone, backward, learn, mlp, squares, stepped, trained, zeroed
 from trial import Run, Trial, gradients, kept
 
 
@@ -18,14 +17,6 @@ def no_sync_in_all_micro_batches_but_the_last(trial, model):
         for micro in range(2):
             yield alone(trial, model, 10 * step + micro)
         yield learn(trial, model, 10 * step + 2)
-
-
-@trains(lambda: mlp(6, 8, 8, 3))
-def no_sync_from_the_very_first_step(trial, model):
-    """Accumulate gradients before the first exchange."""
-    for micro in range(4):
-        yield alone(trial, model, micro)
-    yield from trained(model, squares(trial))
 
 
 def no_sync_around_backward_only(trial, model):
@@ -67,17 +58,13 @@ def _flagged(every: int, is_early: bool) -> Run:
 
     def run(trial: Trial) -> Iterator[Any]:
         model = trial.wrap(mlp())
-        optimizer = sgd(model)
-        for step in range(6):
+        for step in stepped(model, 6, every=every):
             is_last = step % every == every - 1
             if is_early:
                 model.require_backward_grad_sync = is_last
             loss = squares(trial)(model, step)
             model.require_backward_grad_sync = is_last
             yield backward(loss)
-            if is_last:
-                optimizer.step()
-                optimizer.zero_grad()
 
     return run
 
@@ -104,24 +91,14 @@ def parameters_touched_alone_and_never_exchanged_before(trial, model):
 
 def accumulation_without_no_sync(trial, model):
     """Exchange each micro-batch, together with the gradients accumulated so far."""
-    optimizer = sgd(model)
-    for step in range(4):
+    for step in stepped(model, 4, every=2):
         yield learn(trial, model, step)
-        if step % 2:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 @trains(mlp, gradient_as_bucket_view=True)
 def accumulation_over_gradients_that_are_views(trial, model):
-    optimizer = sgd(model)
-    for step in range(6):
-        with model.no_sync() if step % 3 < 2 else nullcontext():
-            learn(trial, model, step)
-        yield gradients(model)
-        if step % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=step > 3)
+    for step in stepped(model, 9, lambda step: step > 5, every=3):
+        yield (alone if step % 3 < 2 else learn)(trial, model, step)
 
 
 def _tied() -> nn.Module:
@@ -133,7 +110,7 @@ def _tied() -> nn.Module:
 @trains(lambda: Experts(3), find_unused_parameters=True)
 def gradients_zeroed_in_place_while_an_expert_rests(trial, model):
     """Zero gradients, unlike None, let momentum and decay move an unused expert."""
-    for step, chosen in stepped(model, enumerate([[0, 1], [0], [0], [1], [2]]), set_to_none=False):
+    for step, chosen in stepped(model, enumerate([[0, 1], [0], [0], [1], [2]]), lambda _: False):
         yield backward(model(trial.batch(step), chosen).square().mean())
 
 
@@ -149,18 +126,16 @@ def gradients_kept_over_steps(trial, model):
 
 def gradients_kept_and_put_back(trial, model):
     """Gradient surgery: combine two tasks' gradients by hand and write them to .grad."""
-    optimizer = sgd(model)
-    for step in range(3):
+    for step in stepped(model, 3):
         parts = []
         for task in range(2):
-            optimizer.zero_grad()
+            model.zero_grad()
             model(trial.batch(10 * step + task)).select(1, task).square().mean().backward()
             parts.append([parameter.grad for parameter in model.parameters()])
         for parameter, one, other in zip(model.parameters(), *parts, strict=True):
             product = (one * other).sum()
             parameter.grad = one + other if product > 0 else one - other
         yield kept(parts)
-        optimizer.step()
 
 
 def gradients_that_the_user_replaces(trial, model):
@@ -203,11 +178,6 @@ programs(
     {
         "flag_instead_of_no_sync": _flagged(3, is_early=True),
         "flag_set_before_backward": _flagged(2, is_early=False),
-        "gradients_zeroed_in_place": lambda trial: (
-            learn(trial, model, step)
-            for model in [trial.wrap(mlp())]
-            for step in stepped(model, 4, set_to_none=False)
-        ),
         # Many buckets or one: the same gradients.
         "gradients_in_small_buckets": plain(
             lambda: mlp(6, 64, 64, 64, 3), steps=4, bucket_cap_mb=0.01

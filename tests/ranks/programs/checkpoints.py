@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from steps import learn, mlp, normed, sgd, squares, stepped, trained
-from trial import gradients, kept, state_of
+from steps import backward, learn, mlp, normed, sgd, squares, trained
+from trial import kept, state_of
 
 
 def saved(thing: Any) -> io.BytesIO:
@@ -54,25 +54,17 @@ def checkpoint_of_the_wrapper(trial, model):
 
 
 @trains(normed)
-def checkpoint_of_the_module(trial, model):
-    """Load a wrapped module's state into a bare module, then into another wrapped module."""
-    yield from trained(model, squares(trial))
-    bare = normed()
-    bare.load_state_dict(model.module.state_dict())
-    yield state_of(bare)
-    fresh = trial.wrap(normed())
-    fresh.module.load_state_dict(bare.state_dict())
-    yield from trained(fresh, squares(trial))
-
-
-@trains(normed)
-def checkpoint_of_ddp_into_a_bare_module(trial, model):
+def checkpoint_without_its_prefix(trial, model):
+    """Load a wrapper's state into a bare module, then into another wrapped module."""
     yield from trained(model, squares(trial))
     state = model.state_dict()
     consume_prefix_in_state_dict_if_present(state, "module.")
     bare = normed()
     yield str(bare.load_state_dict(state))
     yield state_of(bare)
+    fresh = trial.wrap(normed())
+    fresh.module.load_state_dict(bare.state_dict())
+    yield from trained(fresh, squares(trial))
 
 
 @program(raises="RuntimeError", better="a checkpoint of the bare module is accepted, too")
@@ -163,20 +155,17 @@ def wrapper_saved_as_a_whole(trial, model):
     """Save a whole wrapper with torch.save, and train the loaded one on all ranks."""
     yield from trained(model, squares(trial))
     loaded = torch.load(saved(model), weights_only=False)
-    yield [type(loaded) is type(model), state_of(loaded)]
-    for step in stepped(sgd(loaded), 3):
-        loaded(trial.batch(step)).square().mean().backward()
-        yield gradients(loaded)
+    trial.watch(loaded)
+    yield type(loaded) is type(model)
+    yield from trained(loaded, squares(trial))
 
 
 @trains(normed, find_unused_parameters=True, broadcast_buffers=False)
 def wrapper_pickled_before_training(trial, model):
     loaded = pickle.loads(pickle.dumps(model))
-    yield [state_of(loaded), loaded.find_unused_parameters, loaded.broadcast_buffers]
-    for step in range(2):
-        loaded.zero_grad()
-        loaded(trial.batch(step)).square().mean().backward()
-        yield gradients(loaded)
+    trial.watch(loaded)
+    yield [loaded.find_unused_parameters, loaded.broadcast_buffers]
+    yield from trained(loaded, squares(trial))
 
 
 @trains(normed)
@@ -186,14 +175,17 @@ def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
     loaded = torch.load(saved(model.module), weights_only=False)
     copied = copy.deepcopy(model.module)
     for one in (loaded, copied):
-        one(trial.batch(50)).sum().backward()
-        yield [state_of(one), gradients(one)]
+        trial.watch(one)
+        yield backward(one(trial.batch(50)).sum())
     yield from trained(model, squares(trial))
 
 
 def wrapper_that_is_dropped(trial):
     """Without its wrapper, a module trains without an exchange, and may be wrapped again."""
     module = normed()
+    trial.wrap(module, watched=False)  # dropped before it is used
+    gc.collect()
+    yield _hooks(module)
     model = trial.wrap(module)
     yield from trained(model, squares(trial))
     gone = weakref.ref(model)
@@ -201,10 +193,9 @@ def wrapper_that_is_dropped(trial):
     gc.collect()
     yield gone() is None
     module.zero_grad()
-    module(trial.batch(20)).square().mean().backward()
-    yield gradients(module)
+    yield learn(trial, module, 20)
     if trial.rank == 0:  # no other rank runs this
-        module(trial.batch(21)).square().mean().backward()
+        learn(trial, module, 21)
     yield _hooks(module)
     yield from trained(trial.wrap(module, watched=False), squares(trial))
 
@@ -227,16 +218,6 @@ def module_memory_freed_with_its_wrapper(trial):
     del model, module
     gc.collect()
     yield [one() is None for one in gone]
-
-
-def wrapper_dropped_before_it_was_used(trial):
-    module = mlp()
-    for _ in range(3):
-        model = trial.wrap(module, watched=False)
-        del model
-        gc.collect()
-    yield _hooks(module)
-    yield from trained(trial.wrap(module), squares(trial))
 
 
 def many_wrappers_one_after_another(trial):

@@ -7,7 +7,7 @@ import torch
 from declared import plain, program, programs
 from torch import Tensor, nn
 
-from steps import backward, mlp, sgd, squares, stepped, trained
+from steps import alone, backward, learn, mlp, squares, stepped, trained
 
 COMPILED = {"counts": False, "deadline_s": 90.0}
 
@@ -82,13 +82,9 @@ def step_that_is_compiled(trial):
 @program(**COMPILED)
 def compiled_module_with_accumulation_and_evaluation(trial):
     model = trial.wrap(compiled(mlp()))
-    optimizer = sgd(model)
-    for step in range(4):
-        with model.no_sync():
-            model(trial.batch(step)).square().mean().backward()
-        yield backward(model(trial.batch(10 + step)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+    for step in stepped(model, 4):
+        alone(trial, model, step)
+        yield learn(trial, model, 10 + step)
         yield trial.evaluated(model, 20 + step)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
 from steps import backward, differences, learn, mlp, module_of, squares, stepped, zeroed
-from trial import OURS, Trial, gradients
+from trial import OURS, Run, Trial, gradients
 
 
 class WithoutWeightGradient(torch.autograd.Function):
@@ -28,22 +27,6 @@ class WithoutWeightGradient(torch.autograd.Function):
         return gradient @ weight, None
 
 
-class Failing(torch.autograd.Function):
-    """The identity; its backward raises while `fails` is set."""
-
-    fails = False
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        if Failing.fails:
-            raise FloatingPointError("in the middle of backward")
-        return gradient
-
-
 def incomplete() -> nn.Module:
     """Return a module with a function that gives the middle layer's weight no gradient."""
 
@@ -55,64 +38,50 @@ def incomplete() -> nn.Module:
     return model
 
 
-class Failure(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return Failing.apply(x)
-
-
-def breaking() -> nn.Module:
-    return nn.Sequential(mlp(6, 8, 8), Failure(), mlp(8, 8, 3))
-
-
 def several_forwards_before_one_backward(trial, model, step):
     """A siamese network: three passes through one module, and one loss."""
     anchor, near, far = (model(trial.batch(10 * step + i)) for i in range(3))
     return F.triplet_margin_loss(anchor, near, far)
 
 
-def _twice(trial: Trial, order: Callable[[list[Tensor]], Iterable[Tensor]]) -> Iterator[Any]:
-    """Run two forward passes, then a backward pass for each loss in the given order."""
-    model = trial.wrap(mlp())
-    for step in zeroed(model, 3):
-        losses = [model(trial.share(10 * step + i)).square().mean() for i in range(2)]
-        for loss in order(losses):
-            loss.backward()
-            yield gradients(trial.bare(model))
+def _backwards(losses_of: Callable[..., Iterable[Tensor]], **options: Any) -> Run:
+    """Return a program that runs backward for each of `losses_of(trial, model, step)`."""
+
+    def run(trial: Trial) -> Iterator[Any]:
+        model = trial.wrap(mlp(6, 8, 4), **options)
+        for step in zeroed(model, 3):
+            for loss in losses_of(trial, model, step):
+                loss.backward(retain_graph=True)
+                yield gradients(trial.bare(model))
+
+    return run
+
+
+def _of_two_forwards(trial: Trial, model: nn.Module, step: int) -> list[Tensor]:
+    return [model(trial.share(10 * step + i)).square().mean() for i in range(2)]
+
+
+def _same_twice(trial: Trial, model: nn.Module, step: int) -> list[Tensor]:
+    return [model(trial.share(step)).square().mean()] * 2
 
 
 # If backward runs more often than forward, or after the next forward pass, DDP exchanges only the
 # first backward pass. Paceline's own exchanges include all of them.
-
-
-@program(exact_by=OURS)
-def two_losses_of_one_forward_with_retain_graph(trial):
-    model = trial.wrap(mlp(6, 8, 4))
-    for step in zeroed(model, 3):
-        one, other = model(trial.share(step)).chunk(2, dim=1)
-        one.square().mean().backward(retain_graph=True)
-        yield gradients(trial.bare(model))
-        other.square().mean().backward()
-        yield gradients(trial.bare(model))
-
-
-def _again(trial: Trial, **options: Any) -> Iterator[Any]:
-    model = trial.wrap(mlp(), **options)
-    for step in zeroed(model, 3):
-        loss = model(trial.share(step)).square().mean()
-        loss.backward(retain_graph=True)
-        yield gradients(trial.bare(model))
-        loss.backward()
-        yield gradients(trial.bare(model))
-
-
 programs(
     __name__,
     {
-        "several_forwards_and_a_backward_for_each": lambda trial: _twice(trial, iter),
-        "backward_of_the_earlier_forward_last": lambda trial: _twice(trial, reversed),
-        "two_backwards_of_one_forward": _again,
-        "two_backwards_of_one_forward_with_unused_parameters_sought": partial(
-            _again, find_unused_parameters=True
+        "several_forwards_and_a_backward_for_each": _backwards(_of_two_forwards),
+        "backward_of_the_earlier_forward_last": _backwards(
+            lambda *known: reversed(_of_two_forwards(*known))
+        ),
+        "two_losses_of_one_forward_with_retain_graph": _backwards(
+            lambda trial, model, step: [
+                half.square().mean() for half in model(trial.share(step)).chunk(2, dim=1)
+            ]
+        ),
+        "two_backwards_of_one_forward": _backwards(_same_twice),
+        "two_backwards_of_one_forward_with_unused_parameters_sought": _backwards(
+            _same_twice, find_unused_parameters=True
         ),
     },
     exact_by=OURS,
@@ -137,41 +106,6 @@ def gradients_with_create_graph(trial, model):
         yield backward(loss + sum(slope.square().sum() for slope in slopes))
 
 
-def _with_an_error(trial: Trial, **options: Any) -> Iterator[Any]:
-    """Raise in backward of step 2 on all ranks, and continue with step 3."""
-    model = trial.wrap(breaking(), **options)
-    for step in stepped(model, 5):
-        Failing.fails = step == 2
-        try:
-            yield learn(trial, model, step)
-        except FloatingPointError:
-            model.zero_grad()
-            yield "failed"
-        finally:
-            Failing.fails = False
-
-
-programs(
-    __name__,
-    {
-        "error_in_the_middle_of_backward": _with_an_error,
-        "error_in_the_middle_of_backward_with_unused_parameters_sought": partial(
-            _with_an_error, find_unused_parameters=True
-        ),
-    },
-    raises="RuntimeError",
-    better="a backward pass that failed on all ranks is discarded",
-)
-
-
-def error_in_forward_on_all_ranks(trial, model):
-    for step in stepped(model, 4):
-        width = 5 if step == 2 else 6
-        yield trial.refused(
-            lambda: backward(model(trial.batch(step, 4, width)).square().mean())  # noqa: B023
-        )
-
-
 def step_without_backward(trial, model):
     """Skip backward in odd steps on all ranks, as for a NaN loss."""
     for step in stepped(model, 5):
@@ -189,24 +123,6 @@ def half() -> nn.Module:
     return module_of(used=mlp(), unused=mlp())(lambda self, x: self.used(x))
 
 
-def turning() -> nn.Module:
-    """Return layers that run in an order given by `turn`."""
-
-    @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
-    def model(self, x: Tensor, turn: int) -> Tensor:
-        for number in range(4):
-            x = x + self.layers[(number * (2 * turn + 1) + turn) % 4](x).tanh()
-        return x
-
-    return model
-
-
-@trains(turning, steps=5)
-def order_of_use_that_changes(trial, model, step):
-    """Run layers in another order in each step, the same on all ranks."""
-    return model(trial.batch(step), step).square().mean()
-
-
 def branches() -> nn.Module:
     """Return branches that are computed in a given order."""
 
@@ -216,6 +132,13 @@ def branches() -> nn.Module:
         return sum(outputs[number] for number in range(4))
 
     return model
+
+
+@trains(branches, steps=5)
+def order_of_use_that_changes(trial, model, step):
+    """Compute branches in another order in each step, the same on all ranks."""
+    order = [(number * (2 * step + 1) + step) % 4 for number in range(4)]
+    return model(trial.batch(step), order).square().mean()
 
 
 @trains(branches, steps=4)

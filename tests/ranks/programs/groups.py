@@ -16,7 +16,7 @@ from torch.distributed.nn.functional import all_gather
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
+from steps import alone, backward, learn, mlp, module_of, normed, squares, stepped, trained
 from trial import OURS, Run, Trial
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
@@ -128,15 +128,9 @@ def even_inputs_in_join_and_steps_after_it(trial, model):
 
 
 def uneven_inputs_with_accumulation_in_join(trial, model):
-    optimizer = sgd(model)
     with model.join():
-        for step in range(4 - 2 * trial.rank):
-            if step % 2 == 0:
-                alone(trial, model, step)
-                continue
-            yield learn(trial, model, step)
-            optimizer.step()
-            optimizer.zero_grad()
+        for step in stepped(model, 4 - 2 * trial.rank, every=2):
+            yield (learn if step % 2 else alone)(trial, model, step)
     yield "joined"
 
 
@@ -169,14 +163,14 @@ def _alone(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     return future
 
 
-def _hooked(*hooks: Callable[..., Any]) -> Run:
-    """Return a program that trains once with each hook."""
+def _hooked(*hooks: Callable[..., Any], state: Callable[[], Any] = lambda: None) -> Run:
+    """Return a program that trains once with each hook and a `state()`."""
 
     def run(trial: Trial) -> Iterator[Any]:
         for hook in hooks:
-            model = trial.wrap(mlp())
-            model.register_comm_hook(None, hook)
-            yield from trained(model, squares(trial))
+            model = trial.wrap(mlp(6, 16, 16, 3))
+            model.register_comm_hook(state(), hook)
+            yield from trained(model, squares(trial), steps=4)
 
     return run
 
@@ -189,21 +183,15 @@ programs(
         "hooks_that_come_with_torch": _hooked(
             default_hooks.allreduce_hook, default_hooks.fp16_compress_hook
         ),
+        "power_sgd": _hooked(
+            powerSGD_hook,
+            state=lambda: PowerSGDState(
+                None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
+            ),
+        ),
     },
     **HOOK,
 )
-
-
-@program(**HOOK)
-def power_sgd(trial):
-    model = trial.wrap(mlp(6, 16, 16, 3).float())
-    state = PowerSGDState(
-        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1
-    )
-    model.register_comm_hook(state, powerSGD_hook)
-    yield from trained(
-        model, lambda m, step: m(trial.batch(step, dtype=torch.float32)).square().mean(), steps=4
-    )
 
 
 def hook_that_is_not_callable(trial, model):
@@ -213,11 +201,8 @@ def hook_that_is_not_callable(trial, model):
 
 @trains(mlp, gradient_as_bucket_view=True)
 def gradients_as_views_of_buckets(trial, model):
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    for step in stepped(model, 4, lambda step: step % 2 == 0):
         yield learn(trial, model, step)
-        optimizer.step()
 
 
 @program(refused_by=OURS, refusal="delay_all_reduce_named_params")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained, zeroed
+from steps import backward, learn, mlp, normed, squares, stepped, trained, zeroed
 from trial import state_of
 
 
@@ -48,16 +48,6 @@ def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
             if trial.rank == step % 2:
                 model(trial.batch(100))
             dist.barrier()
-
-
-@trains(deep)
-def metrics_reduced_between_forward_and_backward(trial, model):
-    for step in stepped(model, STEPS):
-        loss = model(trial.batch(step)).square().mean()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        loss.backward()
-        yield total
 
 
 @trains(deep)
@@ -152,14 +142,11 @@ def backward_in_other_ways(trial, model):
 @trains(deep)
 def bare_module_trained_between_the_steps(trial, model):
     """Backward passes of the bare module between steps are not exchanged."""
-    optimizer = sgd(model)
-    for step in range(STEPS):
+    for step in stepped(model, STEPS):
         if step % 3 == 0:
+            yield learn(trial, model.module, 100 + step)
             model.zero_grad()
-            yield backward(model.module(trial.batch(100 + step)).square().mean())
-        optimizer.zero_grad()
         yield learn(trial, model, step)
-        optimizer.step()
 
 
 @trains(deep)

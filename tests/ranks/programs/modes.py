@@ -1,7 +1,6 @@
 """Modules that are evaluated, copied or saved before training, and training in eval mode."""
 
 import copy
-import io
 
 import torch
 from declared import trains
@@ -9,15 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained
-from trial import gradients, state_of
-
-
-@trains(normed)
-def evaluated_before_the_first_step(trial, model):
-    """All ranks have rank 0's values from the construction on."""
-    yield trial.evaluated(model, 30)
-    yield from trained(model, squares(trial))
-    yield trial.evaluated(model, 30)
+from trial import state_of
 
 
 @trains(normed)
@@ -44,17 +35,6 @@ def evaluated_with_gradients_on_before_training(trial):
     yield outputs
 
 
-@trains(normed)
-def saved_before_the_first_step(trial, model):
-    yield state_of(model)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    yield dict(torch.load(file))
-    yield from trained(model, squares(trial))
-    yield state_of(model)
-
-
 def module_copied_before_the_first_step(trial, model):
     """Train against a frozen target network that was copied from the wrapped module."""
     target = copy.deepcopy(model.module).requires_grad_(False)
@@ -70,24 +50,18 @@ def module_copied_before_the_first_step(trial, model):
 def wrapper_copied_before_the_first_step(trial, model):
     """Train the original and the copy independently, each on all ranks."""
     copied = copy.deepcopy(model)
-    yield state_of(copied)
+    trial.watch(copied)
     yield from trained(model, squares(trial))
-    yield state_of(copied)
-    for step in stepped(sgd(copied), 3):
-        copied(trial.batch(10 + step)).square().mean().backward()
-        yield gradients(copied)
-    yield [state_of(model), state_of(copied)]
+    yield from trained(copied, squares(trial))
 
 
 @trains(normed)
 def wrapper_copied_in_the_middle(trial, model):
     yield from trained(model, squares(trial))
     copied = copy.deepcopy(model)
-    for step in range(3):
-        for one in (model, copied):
-            one.zero_grad()
-            one(trial.batch(step)).square().mean().backward()
-        yield [gradients(copied), state_of(copied)]
+    trial.watch(copied)
+    for step in stepped([sgd(model), sgd(copied)], 3):
+        yield [learn(trial, one, step) for one in (model, copied)]
 
 
 @trains(normed)
@@ -98,11 +72,7 @@ def averaged_from_before_the_first_step(trial, model):
         for one in (model.module, model)
     ]
     yield [state_of(average) for average in averages]
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        learn(trial, model, step)
-        optimizer.step()
+    for _ in trained(model, squares(trial), steps=4):
         for average, one in zip(averages, (model.module, model), strict=True):
             average.update_parameters(one)
         yield [state_of(average) for average in averages]
@@ -139,11 +109,11 @@ def batch_norm_layers_in_eval_mode(trial, model, step):
 
 @trains(normed)
 def training_and_eval_mode_in_turn(trial, model):
-    """Alternate training and eval mode, both with gradients; step 3 has no backward pass."""
+    """Alternate training and eval mode; the first forward pass and step 3 have no backward."""
     for step in stepped(model, 6):
         model.train(step % 2 == 0)
         loss = squares(trial)(model, step)
-        yield loss if step == 3 else backward(loss)
+        yield loss if step % 3 == 0 else backward(loss)
 
 
 def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model, step):
@@ -156,35 +126,11 @@ def wrapper_in_a_reentrant_checkpoint(trial, model, step):
     return checkpoint(model, x, use_reentrant=True).square().mean()
 
 
-@trains(normed)
-def first_forward_without_backward(trial, model):
-    """Run a dummy batch in training mode to infer shapes, without backward."""
-    yield model(trial.batch(30)).shape
-    yield from trained(model, squares(trial))
-
-
 def first_forward_without_backward_on_one_rank(trial, model):
     """Run forward on one rank only, which a model without buffers allows."""
     with torch.no_grad():
         yield model(trial.batch(30)).shape if trial.rank == 1 else None
     yield from trained(model, squares(trial))
-
-
-@trains(normed)
-def evaluated_on_one_rank_only(trial, model):
-    """Rank 0 validates the bare module while the others wait at a barrier."""
-    for loss in trained(model, squares(trial)):
-        if trial.rank == 0:
-            trial.evaluated(model.module)
-        torch.distributed.barrier()
-        yield loss
-
-
-def wrapped_again_after_training(trial):
-    """Wrap a trained module again, as for a second phase of training."""
-    module = mlp()
-    yield from trained(trial.wrap(module), squares(trial))
-    yield from trained(trial.wrap(module, watched=False), squares(trial))
 
 
 def weights_changed_between_construction_and_first_step(trial, model):

@@ -70,22 +70,6 @@ def diffusion_step(trial):
         yield backward(F.mse_loss(model(x + noise, t, condition=condition), noise))
 
 
-def unrolled() -> nn.Module:
-    @module_of(cell=nn.GRUCell(6, 6))
-    def model(self, x: Tensor) -> Tensor:
-        state = torch.zeros_like(x)
-        for _ in range(3):
-            state = self.cell(x, state)
-        return state
-
-    return model
-
-
-@trains(unrolled)
-def rnn_cell_unrolled(trial, model, step):
-    return squares(trial)(model, step)
-
-
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -208,25 +192,17 @@ def arguments_of_ddp_in_their_order(trial):
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
 
 
-def methods_other_than_forward(trial):
-    """A generator's own methods are called on the bare module between steps."""
+def part_that_is_called_alone(trial):
+    """The encoder of an autoencoder is called alone between steps."""
 
-    class Autoencoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = mlp(6, 4), mlp(4, 6)
+    @module_of(encoder=mlp(6, 4), decoder=mlp(4, 6))
+    def autoencoder(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x) + 0.1 * torch.randn(4))
 
-        def encode(self, x: Tensor) -> Tensor:
-            return self.encoder(x)
-
-        def forward(self, x: Tensor) -> Tensor:
-            noise = torch.randn(4)
-            return self.decoder(self.encode(x) + 0.1 * noise)
-
-    model = trial.wrap(Autoencoder())
+    model = trial.wrap(autoencoder)
     for loss in trained(model, lambda m, step: F.mse_loss(m(trial.batch(step)), trial.batch(step))):
         with torch.no_grad():
-            yield [loss, model.module.encode(trial.batch(30))]
+            yield [loss, model.module.encoder(trial.batch(30))]
 
 
 def reinforcement_learning(trial):

@@ -39,13 +39,6 @@ def batch_norm_without_broadcast(trial, model):
     yield trial.evaluated(model, 30)
 
 
-def batch_norm_without_initial_sync(trial):
-    """init_sync=False with weights that are already equal."""
-    torch.manual_seed(3)
-    model = trial.wrap(normed(), init_sync=False)
-    yield from trained(model, squares(trial))
-
-
 @trains(normed)
 def batch_norm_with_accumulation(trial, model):
     """Buffers are not broadcast before the forward pass that follows one in no_sync."""
@@ -88,8 +81,8 @@ programs(
     {
         # The argument's new name: buffers are broadcast at construction only.
         "batch_norm_without_forward_sync": plain(normed, forward_sync_buffers=False),
-        # Without init_sync, ranks keep their different weights.
-        "weights_that_nobody_makes_equal": plain(mlp, init_sync=False),
+        # Without init_sync, ranks keep their different weights; buffers are broadcast later.
+        "weights_that_nobody_makes_equal": plain(normed, init_sync=False),
         # Sending buffers between two forward passes must not break the first one's graph.
         "batch_norm_with_two_forwards": plain(normed, loss=differences),
         "group_and_layer_norms": plain(

@@ -17,30 +17,6 @@ from trial import OURS, kept, state_of
 HOOK = {"refused_by": OURS, "refusal": "hook"}
 
 
-class Muonlike(torch.optim.Optimizer):
-    """Momentum, orthogonalized for matrices by a few Newton-Schulz steps, as in Muon."""
-
-    def __init__(self, parameters: Any, lr: float = 0.02) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, group["lr"])
-
-    def _move(self, parameter: Tensor, lr: float) -> None:
-        momentum = self.state[parameter].setdefault("m", torch.zeros_like(parameter))
-        momentum.lerp_(parameter.grad, 0.1)
-        update = momentum
-        if parameter.ndim == 2:
-            update = momentum / (momentum.norm() + 1e-3)
-            for _ in range(3):
-                update = 1.5 * update - 0.5 * update @ update.T @ update
-        parameter.sub_(update, alpha=lr)
-
-
 def every_common_optimizer(trial):
     """Large epsilons keep Adam from amplifying the rounding errors of zero gradients."""
     makers: list[Callable[[Any], torch.optim.Optimizer]] = [
@@ -50,7 +26,6 @@ def every_common_optimizer(trial):
         lambda parameters: torch.optim.Adagrad(parameters, lr=0.01, eps=1e-3),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
         lambda parameters: torch.optim.Adafactor(parameters),
-        lambda parameters: Muonlike(parameters),
     ]
     for make in makers:
         model = trial.wrap(mlp())
@@ -63,20 +38,6 @@ def clipping_by_norm_and_by_value(trial, model):
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         nn.utils.clip_grad_value_(model.parameters(), 0.1)
         yield norm
-
-
-@trains(lambda: mlp(6, 8, 8, 3))
-def schedule_with_warm_up_and_two_groups(trial, model):
-    decayed = [p for name, p in model.named_parameters() if name.endswith("weight")]
-    plain = [p for name, p in model.named_parameters() if not name.endswith("weight")]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, eps=1e-3)
-    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [2])
-    for loss in trained(model, squares(trial), optimizer, steps=5):
-        yield [loss, schedule.get_last_lr()]
-        schedule.step()
 
 
 def optimizer_made_before_wrapping(trial):
@@ -170,13 +131,9 @@ def local_sgd_after_some_steps(trial):
 def model_averaging_without_a_hook(trial, model):
     """Local SGD by hand: no_sync in all steps, and averaged parameters in every second one."""
     averager = PeriodicModelAverager(period=2, warmup_steps=0)
-    optimizer = sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        alone(trial, model, step)
-        optimizer.step()
+    for step in stepped(model, 5):
+        yield alone(trial, model, step)
         averager.average_parameters(model.parameters())
-        yield step
 
 
 def parameters_moved_by_the_user(trial, model):
@@ -185,26 +142,3 @@ def parameters_moved_by_the_user(trial, model):
         yield learn(trial, model, step)
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data
-
-
-def gradient_noise_and_centralization(trial, model):
-    """Gradients are changed in place after backward, before the optimizer sees them."""
-    for loss in trained(model, squares(trial)):
-        generator = torch.Generator().manual_seed(7)
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
-            parameter.grad.add_(torch.randn(parameter.shape, generator=generator), alpha=1e-3)
-        yield loss
-
-
-def learning_that_stops_on_all_ranks(trial, model):
-    """Early stopping: the flag is reduced between steps, in the user's own collective."""
-    for loss in trained(model, squares(trial), steps=8):
-        total = loss["loss"].detach().clone()
-        dist.all_reduce(total)
-        yield [loss, total]
-        stop = torch.tensor(float(total < 0.2))
-        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-        if stop.item():
-            break

@@ -1,6 +1,5 @@
 """Gradients outside the wrapped module, and gradients computed without a training step."""
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ from declared import programs, trains
 from torch import nn
 
 from steps import backward, learn, mlp, sgd, squares, stepped, trained
-from trial import Trial, gradients, kept, state_of
+from trial import Trial, gradients
 
 
 @trains(lambda: mlp(4, 8, 3))
@@ -40,21 +39,6 @@ def small_loss_beside_a_head_outside(trial):
     for step in stepped(sgd([*body.parameters(), *head.parameters()]), 3):
         loss = backward(head(body(trial.batch(step))).square().mean() * 1e-6)
         yield {"loss": loss, "head": gradients(head)}
-
-
-def two_wrappers_in_a_chain(trial):
-    first, second = trial.wrap(mlp(6, 8, 5)), trial.wrap(mlp(5, 7, 2))
-    for step in stepped(sgd([*first.parameters(), *second.parameters()]), 4):
-        yield backward(second(first(trial.batch(step)).tanh()).square().mean())
-
-
-def distillation_from_a_frozen_teacher(trial):
-    teacher = mlp().requires_grad_(False).eval()
-    student = trial.wrap(copy.deepcopy(teacher).requires_grad_(True))
-    for step in stepped(student, 3):
-        x = trial.batch(step)
-        yield backward(F.mse_loss(student(x) * 1.1, teacher(x)))
-    yield state_of(teacher)
 
 
 def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
@@ -123,27 +107,15 @@ def gradient_penalty_of_the_same_forward(trial):
         yield slope
 
 
-def saliency_between_steps(trial, model):
-    """torch.autograd.grad between steps does not change the next step's gradients."""
-    for step in stepped(model, 4):
-        x = trial.batch(20 + step).requires_grad_()
-        (saliency,) = torch.autograd.grad(model(x).sum(), x)
-        loss = learn(trial, model, step)
-        yield [saliency, loss]
-
-
 def saliency_on_one_rank_only(trial, model):
     """One rank plots while the other trains on; a model without buffers needs nobody for that."""
-    optimizer = sgd(model)
-    for step in range(4):
+    for step in stepped(model, 4):
         if trial.rank == 0 and step % 2:
             model.eval()
             x = trial.batch(20 + step).requires_grad_()
             yield torch.autograd.grad(model.module(x).sum(), x)
             model.train()
-        optimizer.zero_grad()
         yield learn(trial, model, step)
-        optimizer.step()
 
 
 def adversarial_examples_by_fgsm(trial, model):
@@ -157,15 +129,13 @@ def adversarial_examples_by_fgsm(trial, model):
 
 def adversarial_examples_by_backward(trial, model):
     """Compute x.grad with a full backward pass, then clear the model's gradients."""
-    optimizer = sgd(model)
-    for step in range(3):
+    for step in stepped(model, 3):
         x = trial.batch(step).requires_grad_()
         model(x).square().mean().backward()
         yield x.grad
-        optimizer.zero_grad()
+        model.zero_grad()
         model((x + 0.1 * x.grad.sign()).detach()).square().mean().backward()
         yield x.grad
-        optimizer.step()
 
 
 def backward_for_the_inputs_only(trial, model):
@@ -180,16 +150,6 @@ def decay_in_the_loss(trial, model, step):
     """The loss uses parameters directly and through forward; their gradient is the sum."""
     decay = sum(parameter.square().sum() for parameter in model.parameters())
     return model(trial.batch(step)).square().mean() + 0.1 * decay
-
-
-def weighting_of_losses_outside(trial):
-    """Learned weights of two losses, which only the loss function knows."""
-    model, logs = trial.wrap(mlp(6, 8, 4)), nn.Parameter(torch.zeros(2))
-    for step in stepped(sgd([*model.parameters(), logs]), 4):
-        one, other = model(trial.batch(step)).chunk(2, dim=1)
-        losses = torch.stack([one.square().mean(), other.abs().mean()])
-        (losses * logs.neg().exp() + logs).sum().backward()
-        yield kept([losses, logs.grad])
 
 
 def gradient_with_respect_to_parameters(trial, model):

@@ -3,12 +3,11 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
 from steps import backward, mlp, module_of, sgd, squares, stepped, trained, zeroed
-from trial import OURS, Trial, gradients
+from trial import OURS, Trial
 
 
 def _narrow(trial: Trial, dtype: torch.dtype = torch.float32) -> Any:
@@ -189,35 +188,3 @@ def mixed_precision_of_ddp(trial):
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = trial.wrap(mlp().float(), mixed_precision=half)
     yield from trained(model, _narrow(trial))
-
-
-def segmentation_with_class_weights(trial):
-    """A small U-net, in float32, with two losses and a buffer of class weights."""
-
-    class Unet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down = nn.Conv2d(1, 4, 3, padding=1)
-            self.norm = nn.BatchNorm2d(4)
-            self.deep = nn.Conv2d(4, 4, 3, padding=1)
-            self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
-            self.head = nn.Conv2d(8, 3, 1)
-            self.register_buffer("weights", torch.tensor([0.2, 1.0, 2.0]))
-
-        def forward(self, x: Tensor) -> Tensor:
-            high = self.norm(self.down(x)).relu()
-            low = self.deep(F.max_pool2d(high, 2)).relu()
-            return self.head(torch.cat([high, self.up(low)], 1))
-
-    module = Unet().float()
-    model = trial.wrap(module)
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = trial.batch(step, 2, 1, 8, 8, dtype=torch.float32)
-        labels = x[:, 0].mul(3).long().abs() % 3
-        out = model(x)
-        dice = 1 - out.softmax(1)[:, 1].mean()
-        return F.cross_entropy(out, labels, weight=module.weights) + dice
-
-    yield from trained(model, loss_of)
-    yield gradients(model)

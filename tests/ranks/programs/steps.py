@@ -26,17 +26,18 @@ def sgd(module: nn.Module | Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def stepped(
     trained: nn.Module | torch.optim.Optimizer | list[torch.optim.Optimizer],
     steps: int | Iterable[Any],
-    set_to_none: bool = True,
+    set_to_none: Callable[[Any], bool] = lambda step: True,
+    every: int = 1,
 ) -> Iterator[Any]:
-    """Yield steps; zero gradients before each, and call the optimizers after it."""
+    """Yield steps; zero gradients before every so many, and call the optimizers after them."""
     if isinstance(trained, nn.Module):
         trained = sgd(trained)
     optimizers = trained if isinstance(trained, list) else [trained]
-    for step in range(steps) if isinstance(steps, int) else steps:
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none)
+    for number, step in enumerate(range(steps) if isinstance(steps, int) else steps, 1):
+        for optimizer in optimizers if (number - 1) % every == 0 else ():
+            optimizer.zero_grad(set_to_none(step))
         yield step
-        for optimizer in optimizers:
+        for optimizer in optimizers if number % every == 0 else ():
             optimizer.step()
 
 

@@ -7,22 +7,7 @@ import torch
 from declared import plain, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, mlp, sgd, squares, stepped, trained
-
-
-class Counting(nn.Module):
-    """Counts its forward passes, in a Python number and in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-        self.runs = 0
-        self.register_buffer("ran", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.runs += 1
-        self.ran += 1
-        return self.net(x) / self.runs
+from steps import backward, mlp, normed, squares, stepped, trained
 
 
 class Remembering(nn.Module):
@@ -68,14 +53,6 @@ class Deep(nn.Module):
         return x
 
 
-def forward_that_counts_itself(trial):
-    """An extra forward pass by the wrapper would be counted and change the loss."""
-    module = Counting()
-    model = trial.wrap(module)
-    for seen in trained(model, squares(trial), steps=4):
-        yield [seen, module.runs]
-
-
 def memory_bank(trial):
     module = Remembering()
     model = trial.wrap(module)
@@ -83,34 +60,13 @@ def memory_bank(trial):
         yield [seen, module.at]
 
 
-@trains(Drawing)
-def dropout_with_equal_seeds(trial, model):
-    """With equal seeds, ranks drop the same units, as the wrapper draws no random numbers."""
-    torch.manual_seed(5)
-    np.random.seed(5)
-    random.seed(5)
-    yield from trained(model, squares(trial), steps=4)
-    yield trial.evaluated(model, 30)
-
-
-@trains(Deep, find_unused_parameters=True)
-def stochastic_depth_alike_on_all_ranks(trial, model):
-    """Other layers in each step, the same on all ranks, with find_unused_parameters."""
-    random.seed(3)
-    for step in stepped(model, 6):
-        yield backward(model(trial.batch(step).requires_grad_()).square().mean())
-
-
 @trains(Deep, find_unused_parameters=True)
 def stochastic_depth_of_each_rank(trial, model):
-    optimizer = sgd(model)
-    for step in range(6):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    for step in stepped(model, 6, lambda step: step % 2 == 0):
         yield backward(model(trial.batch(step).requires_grad_()).square().mean())
-        optimizer.step()
 
 
-@trains(Counting)
+@trains(normed)
 def forward_that_fails_once(trial, model):
     """A failed forward pass, before the first step or later, does not affect training."""
     yield trial.refused(lambda: model(trial.batch(0, 4, 5)))

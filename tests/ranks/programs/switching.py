@@ -6,13 +6,13 @@ These trials must not change the results.
 import copy
 
 import torch
-from declared import trains
+from declared import programs, trains
+from recomputed import tied
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from unused import Experts
 
-from steps import alone, backward, learn, mlp, module_of, normed, sgd, squares, stepped, trained
-from trial import gradients, state_of
+from steps import alone, backward, learn, mlp, normed, sgd, squares, stepped, trained
+from trial import state_of
 
 STEPS = 64  # exchange "auto" has finished its trials after 56
 
@@ -41,12 +41,9 @@ def batch_norm_and_evaluation_through_all_exchanges(trial, model):
 
 @trains(deep)
 def accumulation_through_all_exchanges(trial, model):
-    optimizer = sgd(model)
-    for step in range(STEPS):
+    for step in stepped(model, STEPS, lambda step: step % 5 != 1):
         yield alone(trial, model, 100 + step)
         yield learn(trial, model, step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=step % 5 != 0)
 
 
 @trains(lambda: Experts(4), find_unused_parameters=True, steps=STEPS)
@@ -73,11 +70,8 @@ def gradients_kept_through_all_exchanges(trial, model):
 
 @trains(deep, gradient_as_bucket_view=True)
 def views_of_buckets_through_all_exchanges(trial, model):
-    optimizer = sgd(model)
-    for step in range(STEPS):
-        optimizer.zero_grad(set_to_none=step % 3 == 0)
+    for step in stepped(model, STEPS, lambda step: step % 3 == 0):
         yield learn(trial, model, step)
-        optimizer.step()
 
 
 @trains(lambda: mlp(4, 8, 3))
@@ -96,35 +90,16 @@ def two_models_through_all_exchanges(trial):
         yield backward((models[1](x) if step % 3 else x).square().mean())
 
 
-def repeated() -> nn.Module:
-    """Return a module with a layer that runs twice, in reentrant checkpoints."""
-
-    @module_of(layer=mlp(6, 8, 6), head=mlp(6, 3))
-    def model(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x + checkpoint(self.layer, x, use_reentrant=True)
-        return self.head(x)
-
-    return model
-
-
-@trains(repeated, static_graph=True, steps=STEPS)
-def static_graph_with_checkpoints_through_all_exchanges(trial, model, step):
-    return model(trial.batch(step).requires_grad_()).square().mean()
-
-
 @trains(deep)
 def copied_while_exchanges_are_tried(trial, model):
     copies = []
     for seen in trained(model, squares(trial), steps=STEPS):
         yield seen
-        if len(copies) < 2 and not model.module[0].weight.grad.isnan().any():
+        if len(copies) < 2:
             copies.append(copy.deepcopy(model))
-    for step in range(4):
-        for one in copies:
-            one.zero_grad()
-            one(trial.batch(step)).square().mean().backward()
-        yield [gradients(one) for one in copies]
+            trial.watch(copies[-1])
+    for step in stepped([sgd(one) for one in copies], 4):
+        yield [learn(trial, one, step) for one in copies]
 
 
 @trains(deep)
@@ -150,3 +125,13 @@ def uneven_inputs_through_all_exchanges(trial, model):
             for step in stepped(optimizer, 8 - 3 * trial.rank):
                 yield learn(trial, model, 10 * epoch + step)
         yield from trained(model, squares(trial), optimizer, steps=8)
+
+
+programs(
+    __name__,
+    {
+        "static_graph_with_checkpoints_through_all_exchanges": tied(
+            True, 2, steps=STEPS, static_graph=True
+        ),
+    },
+)

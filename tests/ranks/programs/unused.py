@@ -24,24 +24,6 @@ class Experts(nn.Module):
         return sum(weights[:, i : i + 1] * self.experts[i](x) for i in chosen)
 
 
-class Routed(nn.Module):
-    """Each sample goes to its best expert: what is used depends on the data."""
-
-    def __init__(self, experts: int = 4) -> None:
-        super().__init__()
-        self.gate = nn.Linear(6, experts)
-        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(experts))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores, best = self.gate(x).softmax(1).max(1)
-        out = x.new_zeros(len(x), 3)
-        for number, expert in enumerate(self.experts):
-            rows = (best == number).nonzero().flatten()
-            if len(rows):
-                out = out.index_add(0, rows, expert(x[rows]) * scores[rows, None])
-        return out
-
-
 def heads() -> nn.Module:
     """A body and one head for each task."""
 
@@ -76,27 +58,10 @@ def gradients_of_unused_experts_kept(trial, model):
 
 
 @trains(heads, find_unused_parameters=True)
-def heads_that_take_turns(trial, model):
-    for step, tasks in stepped(model, enumerate([("a", "a"), ("b", "a"), ("ab", "c"), ("c", "c")])):
-        yield backward(
-            sum(out.square().mean() for out in model(trial.batch(step), tasks[trial.rank]))
-        )
-
-
-@trains(heads, find_unused_parameters=True)
 def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss uses one: the others' gradients stay None."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
         yield backward(model(trial.batch(step), "abc")[used[trial.rank]].square().mean())
-
-
-@trains(lambda: Experts(3), find_unused_parameters=True)
-def unused_parameters_with_accumulation(trial, model):
-    """An expert that only the micro-batches in no_sync touch."""
-    for step in stepped(model, 3):
-        with model.no_sync():
-            yield backward(model(trial.batch(step), [1 + trial.rank]).square().mean())
-        yield backward(model(trial.batch(10 + step), [0]).square().mean())
 
 
 @program(raises="RuntimeError")
@@ -160,15 +125,13 @@ def unfrozen_in_the_middle_with_a_new_group(trial):
     module[0].requires_grad_(False)
     model = trial.wrap(module)
     optimizer = sgd(parameter for parameter in model.parameters() if parameter.requires_grad)
-    for step in range(6):
+    for step in stepped(optimizer, 6):
         if step == 3:
             module[0].requires_grad_(True)
             if trial.is_torch:
                 model = trial.wrap(module, watched=False)
             optimizer.add_param_group({"params": list(module[0].parameters()), "lr": 0.01})
-        optimizer.zero_grad()
         yield learn(trial, model, step)
-        optimizer.step()
 
 
 def unfrozen_and_wrapped_anew(trial):
@@ -222,7 +185,6 @@ programs(
         # Unused in the first steps, in which exchanges learn the order of gradients.
         "expert_that_is_used_late": _experts(LATE),
         "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
-        "samples_routed_by_their_data": plain(Routed, steps=6, find_unused_parameters=True),
         "lazy_module_after_a_dry_run": plain(_run_dry),
         # Frozen parameters have no gradient and are not exchanged.
         "frozen_before_construction": plain(_frozen),
