@@ -264,7 +264,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         return {"failure": _failure(error)}
     finally:
-        _leave()
+        leave()
 
 
 def joined(store: Store, timeout_s: float) -> None:
@@ -318,7 +318,7 @@ def _function(file: Path, qualified: str) -> Callable[..., Any]:
     return found
 
 
-def _leave() -> None:
+def leave() -> None:
     """Leave the process group, so that waiting peers fail."""
     if dist.is_initialized():
         _groups[:] = [*_groups[-1:], dist.group.WORLD]

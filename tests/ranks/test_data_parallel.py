@@ -320,17 +320,6 @@ def test_a_process_alone_trains_as_without(exchange: str):
     parallel.close()
 
 
-class Wide(nn.Module):
-    """A model with more gradient bytes than a container's /dev/shm often has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(18 * 2**20))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.weight * x).sum()
-
-
 def trains_with_a_small_dev_shm() -> None:
     import ctypes
 
@@ -338,12 +327,13 @@ def trains_with_a_small_dev_shm() -> None:
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", "/dev/shm"]
     subprocess.run(mount, check=True)
-    module = Wide()
+    module = nn.Linear(1, 18 * 2**20, bias=False)  # 72 MiB
+    nn.init.zeros_(module.weight)
     parallel = parallel_of(module, "host")
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1.0)
     for _ in range(3):
         optimizer.zero_grad()
-        parallel(torch.tensor(1.0 + dist.get_rank())).backward()
+        parallel(torch.tensor([1.0 + dist.get_rank()])).sum().backward()
         optimizer.step()
     assert parallel.statistics().bytes_sent == 3 * 72 * 2**20
     assert torch.equal(module.weight, torch.full_like(module.weight, -4.5))

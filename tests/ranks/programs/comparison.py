@@ -3,10 +3,7 @@
 Each run has its own process group, so that one cannot affect the other.
 """
 
-import gc
-import traceback
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from pair import joined
+from pair import joined, leave
 from trial import Program, Raised, Trial, observe
 
 TOLERANCE = {
@@ -29,7 +26,6 @@ TOLERANCE = {
 }
 MOST = 6  # differences reported of one run
 _references: dict[tuple[str, str], list[Any]] = {}  # observations of the last program
-_groups: list[Any] = []  # a callback in gloo's thread must not release the last reference
 
 
 def check(name: str, exchange: str, reference: str) -> None:
@@ -45,7 +41,8 @@ def check(name: str, exchange: str, reference: str) -> None:
     if not found:
         ours = _seen(program, exchange, store)
         found = differences(program, exchange, expected, ours)
-        found += [_traceback(ours)] if found else []
+        if found and isinstance(ours[-1], Raised):
+            found.append(ours[-1].frames)
     assert not found, "\n".join(found)
 
 
@@ -54,31 +51,18 @@ def _seen(program: Program, kind: str, store: Store) -> list[Any]:
     torch.set_default_dtype(torch.float64)
     joined(dist.PrefixStore(kind, store), program.wait_s)
     seen = observe(program, Trial(dist.get_rank(), dist.get_world_size(), kind, program.wait_s))
-    _groups[:] = [dist.group.WORLD]
-    gc.collect()  # delete models, and so their threads
-    gc.freeze()  # later collections skip the remaining objects
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave()
     torch.set_default_dtype(torch.float32)
     return seen
 
 
-def _traceback(seen: list[Any]) -> str:
-    """Return the frames of the program's last error, without those of installed packages."""
-    if not (seen and isinstance(seen[-1], Exception)):
-        return ""
-    frames = traceback.extract_tb(seen[-1].__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    return "; ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in own[-6:])
-
-
 def unexpected(program: Program, expected: list[Any]) -> list[str]:
     """Return a difference if the reference does not end as `program.raises` declares."""
-    last = expected[-1] if expected else None
-    raised = Raised.of(last) if isinstance(last, Exception) else None
-    if (raised.family if raised else "") == program.raises:
-        return []
-    return [f"raised {raised}, not {program.raises or 'nothing'}"]
+    last = expected[-1]
+    family = last.family if isinstance(last, Raised) else ""
+    return (
+        [] if family == program.raises else [f"{_short(last)}, not {program.raises or 'nothing'}"]
+    )
 
 
 def differences(program: Program, exchange: str, expected: list[Any], ours: list[Any]) -> list[str]:
@@ -87,7 +71,7 @@ def differences(program: Program, exchange: str, expected: list[Any], ours: list
         return _refusal(program, ours)
     found: list[str] = []
     for step, (one, other) in enumerate(zip(expected, ours, strict=False)):
-        if isinstance(one, Exception) and program.better:
+        if isinstance(one, Raised) and program.better:
             return found[:MOST]
         found += _apart(one, other, f"step {step}")
     if len(expected) != len(ours) and not found:
@@ -97,17 +81,12 @@ def differences(program: Program, exchange: str, expected: list[Any], ours: list
 
 def _refusal(program: Program, ours: list[Any]) -> list[str]:
     last = ours[-1]
-    if isinstance(last, Exception):
-        raised = Raised.of(last)
-        if "InvalidInput" in raised.classes and program.refusal in raised.text:
-            return []
-        return [f"refused, but not with InvalidInput that says {program.refusal!r}: {raised}"]
-    return ["not refused"]
+    if isinstance(last, Raised) and "InvalidInput" in last.classes and program.refusal in last.text:
+        return []
+    return [f"{_short(last)}, not InvalidInput that says {program.refusal!r}"]
 
 
 def _apart(one: Any, other: Any, where: str) -> list[str]:
-    if isinstance(one, Exception) or isinstance(other, Exception):
-        return _errors_apart(one, other, where)
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return _tensors_apart(one, other, where)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -115,21 +94,10 @@ def _apart(one: Any, other: Any, where: str) -> list[str]:
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
         return [text for i, pair in pairs for text in _apart(*pair, f"{where}[{i}]")]
-    if isinstance(one, Raised) and isinstance(other, Raised):
-        return _raised_apart(one, other, where)
-    return [] if one == other else [f"{where}: {_short(other)}, not {_short(one)}"]
-
-
-def _errors_apart(one: Any, other: Any, where: str) -> list[str]:
-    if isinstance(one, Exception) and isinstance(other, Exception):
-        return _raised_apart(Raised.of(one), Raised.of(other), where)
-    return [f"{where}: {_short(other)}, not {_short(one)}"]
-
-
-def _raised_apart(one: Raised, other: Raised, where: str) -> list[str]:
-    if one.family in other.classes:
+    both_raised = isinstance(one, Raised) and isinstance(other, Raised)
+    if one.family in other.classes if both_raised else one == other:
         return []
-    return [f"{where}: raised {other}, not {one}"]
+    return [f"{where}: {_short(other)}, not {_short(one)}"]
 
 
 def _dicts_apart(one: dict[Any, Any], other: dict[Any, Any], where: str) -> list[str]:
@@ -163,8 +131,6 @@ def _values(tensor: Tensor) -> str:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, Exception):
-        return f"raised {Raised.of(value)}"
     if isinstance(value, Tensor):
         return _values(value) if value.is_floating_point() else str(value.flatten()[:3])
     if isinstance(value, dict) and "yielded" in value:

@@ -12,9 +12,11 @@ of `trial.wrap`: DistributedDataParallel, or Paceline's DataParallel with some e
 import hashlib
 import pickle
 import random
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,14 +59,19 @@ class Program:
 
 @dataclass(frozen=True)
 class Raised:
-    """The names of an error's classes, and its message."""
+    """The names of an error's classes, its message, and the frames outside installed packages."""
 
     classes: tuple[str, ...]
     text: str
+    frames: str
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
-        return cls(tuple(kind.__name__ for kind in type(error).__mro__), str(error))
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [one for one in frames if "site-packages" not in one.filename][-6:]
+        places = [f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in own]
+        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+        return cls(kinds, str(error), "; ".join(places))
 
     @property
     def family(self) -> str:
@@ -73,14 +80,14 @@ class Raised:
         return next((name for name in known if name in self.classes), self.classes[0])
 
     def __str__(self) -> str:
-        return f"{self.classes[0]}: {self.text.strip().splitlines()[0] if self.text else ''}"
+        return f"raised {self.classes[0]}: {self.text.strip().splitlines()[0] if self.text else ''}"
 
 
 class Trial:
     """A rank in one run of a program.
 
-    `kind`: the wrapper: "ddp", one of `COLUMNS`, or "alone" (no wrapper: one process with all
-    samples).
+    `kind`: the wrapper: "ddp", an exchange, "host_chunk_1", or "alone" (no wrapper: one process
+    with all samples).
     """
 
     def __init__(self, rank: int, size: int, kind: str, wait_s: float = WAIT_S) -> None:
@@ -98,8 +105,10 @@ class Trial:
             return DistributedDataParallel(module, **options)
         from paceline import DataParallel
 
-        own = {"deadline_s": self._wait_s, **COLUMNS[self.kind]}
-        return DataParallel(module, **options, **own)
+        exchange, _, chunk = self.kind.partition("_chunk_")
+        if chunk:
+            options["chunk"] = int(chunk)
+        return DataParallel(module, exchange=exchange, deadline_s=self._wait_s, **options)
 
     def _from_rank_0(self, module: nn.Module) -> nn.Module:
         """Broadcast rank 0's values, as wrappers do."""
@@ -132,21 +141,19 @@ class Trial:
         np.random.seed(100 + self.rank)
         random.seed(100 + self.rank)
 
-    def batch(self, step: int, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return this rank's samples of a step, without drawing from a random stream."""
-        return self._batch_of(self.rank, step, *shape, dtype=dtype)
+    def batch(
+        self, step: int, *shape: int, dtype: torch.dtype | None = None, rank: int | None = None
+    ) -> Tensor:
+        """Return this (or another) rank's samples, without drawing from a random stream."""
+        rank = self.rank if rank is None else rank
+        generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
+        return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype)
 
     def share(self, step: int, *shape: int) -> Tensor:
         """Return this rank's samples, or those of all ranks for kind "alone"."""
         if self.kind != "alone":
             return self.batch(step, *shape)
-        return torch.cat([self._batch_of(rank, step, *shape) for rank in range(self.size)])
-
-    def _batch_of(
-        self, rank: int, step: int, *shape: int, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
-        return torch.randn(*(shape or (BATCH, 6)), generator=generator, dtype=dtype)
+        return torch.cat([self.batch(step, *shape, rank=rank) for rank in range(self.size)])
 
     def refused(self, act: Callable[[], Any]) -> Raised | None:
         """Call `act`, and return its error, or None."""
@@ -168,18 +175,16 @@ class Trial:
         """Return the yielded value, and the state of random streams and watched modules."""
         seen: dict[str, Any] = {"yielded": kept(yielded), "streams": streams()}
         for number, module in enumerate(self._modules):
-            seen[f"module {number}"] = {**seen_of(module), "runs": self._runs[number]}
+            seen[f"module {number}"] = {
+                "parameters": kept(dict(module.named_parameters())),
+                "gradients": gradients(module),
+                "buffers": kept(dict(module.named_buffers())),
+                "runs": self._runs[number],
+            }
         return seen
 
 
 OURS = ("host", "host_chunk_1", "tree")  # exchanges that replace DDP's reducer
-COLUMNS: dict[str, dict[str, Any]] = {
-    "allreduce": {"exchange": "allreduce"},
-    "host": {"exchange": "host"},
-    "host_chunk_1": {"exchange": "host", "chunk": 1},
-    "tree": {"exchange": "tree"},
-    "auto": {"exchange": "auto"},
-}
 
 
 def observe(program: Program, trial: Trial) -> list[Any]:
@@ -193,7 +198,7 @@ def observe(program: Program, trial: Trial) -> list[Any]:
     except AssertionError:
         raise
     except Exception as error:
-        seen.append(error)
+        seen.append(Raised.of(error))
     finally:
         if hook is not None:
             hook.remove()
@@ -209,16 +214,6 @@ def kept(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [kept(one) for one in value]
     return value
-
-
-def seen_of(module: nn.Module) -> dict[str, Any]:
-    """Return the parameters, gradients and buffers of a module, by name."""
-    named = dict(module.named_parameters())
-    return {
-        "parameters": kept(named),
-        "gradients": gradients(module),
-        "buffers": kept(dict(module.named_buffers())),
-    }
 
 
 def gradients(module: nn.Module) -> dict[str, Any]:
