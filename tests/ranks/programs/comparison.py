@@ -60,9 +60,9 @@ def unexpected(program: Program, expected: list[Any]) -> list[str]:
     """Return a difference if the reference does not end as `program.raises` declares."""
     last = expected[-1]
     family = last.family if isinstance(last, Raised) else ""
-    return (
-        [] if family == program.raises else [f"{_short(last)}, not {program.raises or 'nothing'}"]
-    )
+    if family == program.raises:
+        return []
+    return [f"{_short(last)}, not {program.raises or 'nothing'}"]
 
 
 def differences(program: Program, exchange: str, expected: list[Any], ours: list[Any]) -> list[str]:
