@@ -75,14 +75,6 @@ def checkpoint_without_prefix_into_the_wrapper(trial):
     yield state_of(model)
 
 
-def checkpoint_loaded_on_rank_0_only(trial):
-    """Load on rank 0 before wrapping; construction broadcasts the state."""
-    module = normed()
-    if trial.rank == 0:
-        module.load_state_dict({n: v * 0.5 for n, v in normed().state_dict().items()})
-    yield from trained(trial.wrap(module), squares(trial))
-
-
 @trains(lambda: mlp(6, 8, 3))
 def checkpoint_that_does_not_fit(trial, model):
     state = model.state_dict()

@@ -31,6 +31,12 @@ def compiled(module: nn.Module, backend: str = "aot_eager") -> Any:
     return torch.compile(module, backend=backend)
 
 
+def compiled_in_place(module: nn.Module, backend: str) -> nn.Module:
+    torch._dynamo.reset()
+    module.compile(backend=backend)
+    return module
+
+
 programs(
     __name__,
     {
@@ -39,30 +45,16 @@ programs(
         "wrapper_that_is_compiled": lambda trial: trained(
             compiled(trial.wrap(mlp())), squares(trial)
         ),
+        "wrapper_that_is_compiled_in_place": lambda trial: trained(
+            compiled_in_place(trial.wrap(mlp()), "eager"), squares(trial)
+        ),
+        "module_that_is_compiled_in_place": plain(lambda: compiled_in_place(mlp(), "aot_eager")),
         "wrapper_with_graph_breaks_that_is_compiled": lambda trial: trained(
             compiled(trial.wrap(Net()), "eager"), squares(trial)
         ),
     },
     **COMPILED,
 )
-
-
-@program(**COMPILED)
-def wrapper_that_is_compiled_in_place(trial):
-    torch._dynamo.reset()
-    model = trial.wrap(mlp())
-    model.compile(backend="eager")
-    yield from trained(model, squares(trial))
-
-
-@program(**COMPILED)
-def module_that_is_compiled_in_place(trial):
-    torch._dynamo.reset()
-    module = mlp()
-    module.compile(backend="aot_eager")
-    model = trial.wrap(module)
-    yield from trained(model, squares(trial))
-    yield list(model.state_dict())
 
 
 @program(**COMPILED)

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
@@ -36,12 +35,6 @@ def incomplete() -> nn.Module:
         return self.last(x)
 
     return model
-
-
-def several_forwards_before_one_backward(trial, model, step):
-    """A siamese network: three passes through one module, and one loss."""
-    anchor, near, far = (model(trial.batch(10 * step + i)) for i in range(3))
-    return F.triplet_margin_loss(anchor, near, far)
 
 
 def _backwards(losses_of: Callable[..., Iterable[Tensor]], **options: Any) -> Run:

@@ -1,6 +1,6 @@
 """Inputs and outputs of forward: structures with and without tensors."""
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from steps import mlp, module_of, stepped
 from trial import OURS, Run, Trial, gradients
-
-Boxes = namedtuple("Boxes", ["boxes", "scores"])
 
 
 class Scored(NamedTuple):
@@ -105,11 +103,11 @@ ANSWERS: dict[str, Any] = {
     "list": lambda features, one, other: [one, [other, None]],
     "dict": lambda features, one, other: {"one": one, "other": other, "n": len(features)},
     "ordered": lambda features, one, other: OrderedDict(one=one, other=other),
-    "namedtuple": lambda features, one, other: Boxes(one, other),
-    "typed": lambda features, one, other: Scored(one, "name", other),
+    "namedtuple": lambda features, one, other: Scored(one, "name", other),
     "dataclass": lambda features, one, other: Output(None, one, (features, other)),
-    "nested": lambda features, one, other: {"a": [Boxes(one, (other, {"f": features})), "text"]},
+    "nested": lambda features, one, other: {"a": [Scored(one, "name"), (other, {"f": features})]},
     "object": lambda features, one, other: SimpleNamespace(one=one, other=other),
+    "mixed": lambda features, one, other: (SimpleNamespace(one=one), other),
     "numbers": lambda features, one, other: (one, other, 3, 0.5, "text", None, True),
 }
 
@@ -144,10 +142,10 @@ programs(
         "outputs_of_every_structure": _answers(),
         # Without the structures in which DDP finds no tensors.
         "outputs_of_every_structure_with_unused_parameters_sought": _answers(
-            "object", find_unused_parameters=True
+            "object", "mixed", find_unused_parameters=True
         ),
         "outputs_of_every_structure_with_a_static_graph": _answers(
-            "object", "dataclass", static_graph=True
+            "object", "mixed", "dataclass", static_graph=True
         ),
     },
 )
@@ -194,15 +192,6 @@ def output_that_is_the_input_or_a_parameter(trial, model, step):
     out, same, weight, _ = model(x)
     assert same is x
     return out.square().mean() + weight.abs().sum()
-
-
-@trains(Asking)
-def inputs_that_require_gradients(trial, model):
-    """Their gradients are this rank's own."""
-    for step in range(3):
-        one, other = trial.batch(step).requires_grad_(), trial.batch(9).requires_grad_()
-        model(None, one, other)["out"].square().mean().backward()
-        yield [one.grad, other.grad]
 
 
 def output_changed_in_place(trial, model, step):

@@ -7,7 +7,7 @@ from declared import trains
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained
+from steps import backward, learn, normed, sgd, squares, stepped, trained
 from trial import state_of
 
 
@@ -80,16 +80,6 @@ def averaged_from_before_the_first_step(trial, model):
         yield [average.eval()(trial.batch(30)) for average in averages]
 
 
-def averaged_before_it_is_wrapped(trial):
-    """A teacher that is copied before wrapping keeps each rank's own first values."""
-    module = mlp()
-    teacher = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    model = trial.wrap(module)
-    for _ in trained(model, squares(trial)):
-        teacher.update_parameters(model.module)
-        yield state_of(teacher)
-
-
 @trains(normed)
 def first_step_in_eval_mode(trial, model):
     """Train in eval mode, as for fine-tuning with frozen statistics, then in training mode."""
@@ -97,14 +87,6 @@ def first_step_in_eval_mode(trial, model):
     yield from trained(model, squares(trial))
     model.train()
     yield from trained(model, squares(trial))
-
-
-@trains(normed, steps=4)
-def batch_norm_layers_in_eval_mode(trial, model, step):
-    """Keep a batch norm in eval mode while the other layers train, as detectors do."""
-    model.train()
-    model.module[1].eval()
-    return model(trial.batch(step)).square().mean()
 
 
 @trains(normed)

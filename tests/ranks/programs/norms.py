@@ -85,11 +85,6 @@ programs(
         "weights_that_nobody_makes_equal": plain(normed, init_sync=False),
         # Sending buffers between two forward passes must not break the first one's graph.
         "batch_norm_with_two_forwards": plain(normed, loss=differences),
-        "group_and_layer_norms": plain(
-            lambda: nn.Sequential(
-                nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)
-            )
-        ),
         "buffers_of_many_types_that_are_replaced": plain(Schedule, steps=4),
     },
 )

@@ -25,14 +25,9 @@ class Experts(nn.Module):
 
 
 def heads() -> nn.Module:
-    """A body and one head for each task."""
-
-    @module_of(body=mlp(6, 8, 8), heads=nn.ModuleDict({name: nn.Linear(8, 2) for name in "abc"}))
-    def model(self, x: Tensor, tasks: str) -> list[Tensor]:
-        features = self.body(x)
-        return [self.heads[task](features) for task in tasks]
-
-    return model
+    return module_of(body=mlp(6, 8, 8), heads=nn.ModuleList(nn.Linear(8, 2) for _ in range(3)))(
+        lambda self, x: [head(self.body(x)) for head in self.heads]
+    )
 
 
 def _experts(choices: list[list[list[int]]], experts: int = 3, **options: Any) -> Run:
@@ -61,7 +56,7 @@ def gradients_of_unused_experts_kept(trial, model):
 def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss uses one: the others' gradients stay None."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
-        yield backward(model(trial.batch(step), "abc")[used[trial.rank]].square().mean())
+        yield backward(model(trial.batch(step))[used[trial.rank]].square().mean())
 
 
 @program(raises="RuntimeError")
