@@ -19,6 +19,14 @@ def no_sync_in_all_micro_batches_but_the_last(trial, model):
         yield learn(trial, model, 10 * step + 2)
 
 
+@trains(lambda: mlp(6, 8, 8, 3))
+def no_sync_from_the_very_first_step(trial, model):
+    """Accumulate gradients before the first exchange."""
+    for micro in range(4):
+        yield alone(trial, model, micro)
+    yield from trained(model, squares(trial))
+
+
 def no_sync_around_backward_only(trial, model):
     """Run forward outside no_sync: DDP still exchanges, as its documentation warns."""
     for step in zeroed(model, 3):
@@ -87,12 +95,6 @@ def parameters_touched_alone_and_never_exchanged_before(trial, model):
         with model.no_sync():
             model(trial.batch(step), [trial.rank]).square().mean().backward()
         yield backward(model(trial.batch(10 + step), [0]).square().mean())
-
-
-def accumulation_without_no_sync(trial, model):
-    """Exchange each micro-batch, together with the gradients accumulated so far."""
-    for step in stepped(model, 4, every=2):
-        yield learn(trial, model, step)
 
 
 @trains(mlp, gradient_as_bucket_view=True)
@@ -178,6 +180,9 @@ programs(
     {
         "flag_instead_of_no_sync": _flagged(3, is_early=True),
         "flag_set_before_backward": _flagged(2, is_early=False),
+        # Each micro-batch is exchanged, together with the gradients accumulated so far.
+        "accumulation_without_no_sync": plain(mlp, steps=4, every=2),
+        "gradients_zeroed_in_place": plain(mlp, steps=4, set_to_none=lambda _: False),
         # Many buckets or one: the same gradients.
         "gradients_in_small_buckets": plain(
             lambda: mlp(6, 64, 64, 64, 3), steps=4, bucket_cap_mb=0.01

@@ -54,13 +54,21 @@ def checkpoint_of_the_wrapper(trial, model):
 
 
 @trains(normed)
-def checkpoint_without_its_prefix(trial, model):
-    """Load a wrapper's state into a bare module, then into another wrapped module."""
+def checkpoint_of_ddp_into_a_bare_module(trial, model):
     yield from trained(model, squares(trial))
     state = model.state_dict()
     consume_prefix_in_state_dict_if_present(state, "module.")
     bare = normed()
     yield str(bare.load_state_dict(state))
+    yield state_of(bare)
+
+
+@trains(normed)
+def checkpoint_of_the_module(trial, model):
+    """Load a wrapped module's state into a bare module, then into another wrapped module."""
+    yield from trained(model, squares(trial))
+    bare = normed()
+    bare.load_state_dict(model.module.state_dict())
     yield state_of(bare)
     fresh = trial.wrap(normed())
     fresh.module.load_state_dict(bare.state_dict())
@@ -73,6 +81,14 @@ def checkpoint_without_prefix_into_the_wrapper(trial):
     state = {name: value * 0.5 for name, value in model.module.state_dict().items()}
     model.load_state_dict(state)
     yield state_of(model)
+
+
+def checkpoint_loaded_on_rank_0_only(trial):
+    """Load on rank 0 before wrapping; construction broadcasts the state."""
+    module = normed()
+    if trial.rank == 0:
+        module.load_state_dict({n: v * 0.5 for n, v in normed().state_dict().items()})
+    yield from trained(trial.wrap(module), squares(trial))
 
 
 @trains(lambda: mlp(6, 8, 3))
@@ -175,9 +191,6 @@ def module_saved_as_a_whole_while_it_is_wrapped(trial, model):
 def wrapper_that_is_dropped(trial):
     """Without its wrapper, a module trains without an exchange, and may be wrapped again."""
     module = normed()
-    trial.wrap(module, watched=False)  # dropped before it is used
-    gc.collect()
-    yield _hooks(module)
     model = trial.wrap(module)
     yield from trained(model, squares(trial))
     gone = weakref.ref(model)
@@ -210,6 +223,15 @@ def module_memory_freed_with_its_wrapper(trial):
     del model, module
     gc.collect()
     yield [one() is None for one in gone]
+
+
+def wrapper_dropped_before_it_was_used(trial):
+    module = mlp()
+    for _ in range(3):
+        trial.wrap(module, watched=False)
+        gc.collect()
+    yield _hooks(module)
+    yield from trained(trial.wrap(module), squares(trial))
 
 
 def many_wrappers_one_after_another(trial):

@@ -7,23 +7,18 @@ import torch
 from declared import plain, program, programs
 from torch import Tensor, nn
 
-from steps import alone, backward, learn, mlp, squares, stepped, trained
+from steps import alone, backward, learn, makes, mlp, squares, stepped, trained
 
 COMPILED = {"counts": False, "deadline_s": 90.0}
 
 
-class Net(nn.Module):
-    """A net with a data-dependent branch in forward, which breaks the graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = mlp(6, 8, 8), mlp(8, 8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        if x.sum() > 1e6:
-            x = x * 2
-        return self.last(x)
+@makes(lambda: {"first": mlp(6, 8, 8), "last": mlp(8, 8, 3)})
+def branching(self, x):
+    """Take a branch that depends on the data, which breaks the graph."""
+    x = self.first(x)
+    if x.sum() > 1e6:
+        x = x * 2
+    return self.last(x)
 
 
 def compiled(module: nn.Module, backend: str = "aot_eager") -> Any:
@@ -41,7 +36,7 @@ programs(
     __name__,
     {
         "compiled_before_it_is_wrapped": plain(lambda: compiled(mlp())),
-        "compiled_before_with_the_eager_backend": plain(lambda: compiled(Net(), "eager")),
+        "compiled_before_with_the_eager_backend": plain(lambda: compiled(branching(), "eager")),
         "wrapper_that_is_compiled": lambda trial: trained(
             compiled(trial.wrap(mlp())), squares(trial)
         ),
@@ -50,7 +45,7 @@ programs(
         ),
         "module_that_is_compiled_in_place": plain(lambda: compiled_in_place(mlp(), "aot_eager")),
         "wrapper_with_graph_breaks_that_is_compiled": lambda trial: trained(
-            compiled(trial.wrap(Net()), "eager"), squares(trial)
+            compiled(trial.wrap(branching()), "eager"), squares(trial)
         ),
     },
     **COMPILED,

@@ -60,7 +60,11 @@ def plain(
     make: Callable[[], nn.Module],
     steps: int = 3,
     loss: Callable[[Trial], Loss] = squares,
+    set_to_none: Callable[[int], bool] = lambda step: True,
+    every: int = 1,
     **options: Any,
 ) -> Run:
     """Return a program that wraps `make()` and trains it."""
-    return lambda trial: trained(trial.wrap(make(), **options), loss(trial), steps=steps)
+    return lambda trial: trained(
+        trial.wrap(make(), **options), loss(trial), None, steps, set_to_none, every
+    )

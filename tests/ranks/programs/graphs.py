@@ -8,7 +8,7 @@ import torch
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, differences, learn, mlp, module_of, squares, stepped, zeroed
+from steps import backward, differences, learn, makes, mlp, module_of, squares, stepped, zeroed
 from trial import OURS, Run, Trial, gradients
 
 
@@ -26,15 +26,16 @@ class WithoutWeightGradient(torch.autograd.Function):
         return gradient @ weight, None
 
 
-def incomplete() -> nn.Module:
-    """Return a module with a function that gives the middle layer's weight no gradient."""
+@makes(lambda: {"first": nn.Linear(6, 6), "middle": nn.Linear(6, 6), "last": nn.Linear(6, 2)})
+def incomplete(self, x):
+    """Run a function that gives the middle layer's weight no gradient."""
+    x = WithoutWeightGradient.apply(self.first(x), self.middle.weight) + self.middle.bias
+    return self.last(x)
 
-    @module_of(first=nn.Linear(6, 6), middle=nn.Linear(6, 6), last=nn.Linear(6, 2))
-    def model(self, x: Tensor) -> Tensor:
-        x = WithoutWeightGradient.apply(self.first(x), self.middle.weight) + self.middle.bias
-        return self.last(x)
 
-    return model
+def several_forwards_before_one_backward(trial, model, step):
+    """A siamese network: three passes through one module, and one loss."""
+    return nn.functional.triplet_margin_loss(*(model(trial.batch(10 * step + i)) for i in range(3)))
 
 
 def _backwards(losses_of: Callable[..., Iterable[Tensor]], **options: Any) -> Run:
@@ -99,6 +100,47 @@ def gradients_with_create_graph(trial, model):
         yield backward(loss + sum(slope.square().sum() for slope in slopes))
 
 
+def _with_an_error(trial: Trial, **options: Any) -> Iterator[Any]:
+    """Raise in the middle of backward of step 2 on all ranks, and continue with step 3."""
+
+    def fail(gradient: Tensor) -> None:
+        if step == 2:
+            raise FloatingPointError("in the middle of backward")
+
+    @module_of(first=mlp(6, 8, 8), last=mlp(8, 8, 3))
+    def breaking(self, x: Tensor) -> Tensor:
+        between = self.first(x)
+        between.register_hook(fail)
+        return self.last(between)
+
+    model = trial.wrap(breaking, **options)
+    for step in stepped(model, 5):
+        try:
+            yield learn(trial, model, step)
+        except FloatingPointError:
+            model.zero_grad()
+            yield "failed"
+
+
+programs(
+    __name__,
+    {
+        "error_in_the_middle_of_backward": _with_an_error,
+        "error_in_the_middle_of_backward_with_unused_parameters_sought": lambda trial: (
+            _with_an_error(trial, find_unused_parameters=True)
+        ),
+    },
+    raises="RuntimeError",
+    better="a backward pass that failed on all ranks is discarded",
+)
+
+
+def error_in_forward_on_all_ranks(trial, model):
+    for step in stepped(model, 4):
+        x = trial.batch(step, 4, 5 if step == 2 else 6)
+        yield trial.refused(lambda x=x: backward(model(x).square().mean()))
+
+
 def step_without_backward(trial, model):
     """Skip backward in odd steps on all ranks, as for a NaN loss."""
     for step in stepped(model, 5):
@@ -116,15 +158,11 @@ def half() -> nn.Module:
     return module_of(used=mlp(), unused=mlp())(lambda self, x: self.used(x))
 
 
-def branches() -> nn.Module:
-    """Return branches that are computed in a given order."""
-
-    @module_of(layers=nn.ModuleList(mlp(6, 6) for _ in range(4)))
-    def model(self, x: Tensor, order: list[int]) -> Tensor:
-        outputs = {number: self.layers[number](x).tanh() for number in order}
-        return sum(outputs[number] for number in range(4))
-
-    return model
+@makes(lambda: {"layers": nn.ModuleList(mlp(6, 6) for _ in range(4))})
+def branches(self, x, order):
+    """Compute branches in a given order."""
+    outputs = {number: self.layers[number](x).tanh() for number in order}
+    return sum(outputs[number] for number in range(4))
 
 
 @trains(branches, steps=5)

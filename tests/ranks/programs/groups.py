@@ -16,7 +16,7 @@ from torch.distributed.nn.functional import all_gather
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from steps import alone, backward, learn, mlp, module_of, normed, squares, stepped, trained
+from steps import alone, backward, joint, learn, mlp, module_of, normed, squares, stepped, trained
 from trial import OURS, Run, Trial
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
@@ -52,8 +52,7 @@ def group_in_another_order(trial):
 def collectives_of_the_user_between_steps(trial, model):
     """The user reduces metrics and gathers objects in the same group after each backward pass."""
     for loss in trained(model, squares(trial), steps=4):
-        total = loss["loss"].detach().clone()
-        dist.all_reduce(total)
+        total = joint(loss["loss"])
         told: list[Any] = [None, None]
         dist.all_gather_object(told, {"rank": trial.rank})
         dist.barrier()
@@ -199,12 +198,6 @@ def hook_that_is_not_callable(trial, model):
     yield trial.refused(lambda: model.register_comm_hook(None, 3)) is not None
 
 
-@trains(mlp, gradient_as_bucket_view=True)
-def gradients_as_views_of_buckets(trial, model):
-    for step in stepped(model, 4, lambda step: step % 2 == 0):
-        yield learn(trial, model, step)
-
-
 @program(refused_by=OURS, refusal="delay_all_reduce_named_params")
 def parameters_whose_exchange_is_delayed(trial):
     """delay_all_reduce_named_params, as in DLRM; even DDP does not wait for that all-reduce."""
@@ -261,6 +254,9 @@ def optimizer_in_backward(trial):
 programs(
     __name__,
     {
+        "gradients_as_views_of_buckets": plain(
+            mlp, steps=4, set_to_none=lambda step: step % 2 == 0, gradient_as_bucket_view=True
+        ),
         "gradients_as_views_of_a_static_graph": plain(
             mlp, steps=4, gradient_as_bucket_view=True, static_graph=True
         ),

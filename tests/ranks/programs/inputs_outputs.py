@@ -1,6 +1,6 @@
 """Inputs and outputs of forward: structures with and without tensors."""
 
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from declared import program, programs, trains
 from torch import Tensor, nn
 
-from steps import mlp, module_of, stepped
+from steps import makes, mlp, module_of, stepped
 from trial import OURS, Run, Trial, gradients
+
+Boxes = namedtuple("Boxes", ["boxes", "scores"])
 
 
 class Scored(NamedTuple):
@@ -42,37 +44,23 @@ class Answering(nn.Module):
         return self.answer(features, self.one(features), self.other(features))
 
 
-class Asking(nn.Module):
-    """Takes tensors by position, by keyword and from nested containers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = mlp()
-
-    def forward(
-        self,
-        batch: dict[str, Any] | None = None,
-        /,
-        *more: Tensor,
-        x: Tensor | None = None,
-        scale: float = 1.0,
-        flags: Any = None,
-        **rest: Any,
-    ) -> dict[str, Any]:
-        tensors = [] if batch is None else [batch["x"], *batch["views"]["list"]]
-        tensors += [*more] if x is None else [x, *more]
-        out = torch.stack([self.body(one) for one in tensors]).mean(0) * scale
-        return {"out": out, "flags": flags, "rest": sorted(rest)}
+@makes(lambda: {"body": mlp()})
+def asking(self, batch=None, /, *more, x=None, scale=1.0, flags=None, **rest):
+    """Take tensors by position, by keyword and from nested containers."""
+    tensors = [] if batch is None else [batch["x"], *batch["views"]["list"]]
+    tensors += [*more] if x is None else [x, *more]
+    out = torch.stack([self.body(one) for one in tensors]).mean(0) * scale
+    return {"out": out, "flags": flags, "rest": sorted(rest)}
 
 
-@trains(Asking)
+@trains(asking)
 def keyword_arguments_only(trial, model, step):
     answer = model(x=trial.batch(step), scale=0.5, flags={"train": True}, ids=[1, 2])
     assert (answer["flags"], answer["rest"]) == ({"train": True}, ["ids"])
     return answer["out"].square().mean()
 
 
-@trains(Asking)
+@trains(asking)
 def nested_dicts_in(trial, model, step):
     views = {"list": [trial.batch(step), trial.batch(10 + step)], "names": ("a", None)}
     answer = model({"x": trial.batch(20 + step), "views": views, "id": 5}, trial.batch(step))
@@ -103,9 +91,10 @@ ANSWERS: dict[str, Any] = {
     "list": lambda features, one, other: [one, [other, None]],
     "dict": lambda features, one, other: {"one": one, "other": other, "n": len(features)},
     "ordered": lambda features, one, other: OrderedDict(one=one, other=other),
-    "namedtuple": lambda features, one, other: Scored(one, "name", other),
+    "namedtuple": lambda features, one, other: Boxes(one, other),
+    "typed": lambda features, one, other: Scored(one, "name", other),
     "dataclass": lambda features, one, other: Output(None, one, (features, other)),
-    "nested": lambda features, one, other: {"a": [Scored(one, "name"), (other, {"f": features})]},
+    "nested": lambda features, one, other: {"a": [Boxes(one, (other, {"f": features})), "text"]},
     "object": lambda features, one, other: SimpleNamespace(one=one, other=other),
     "mixed": lambda features, one, other: (SimpleNamespace(one=one), other),
     "numbers": lambda features, one, other: (one, other, 3, 0.5, "text", None, True),
@@ -192,6 +181,15 @@ def output_that_is_the_input_or_a_parameter(trial, model, step):
     out, same, weight, _ = model(x)
     assert same is x
     return out.square().mean() + weight.abs().sum()
+
+
+@trains(asking)
+def inputs_that_require_gradients(trial, model):
+    """Their gradients are this rank's own."""
+    for step in range(3):
+        one, other = trial.batch(step).requires_grad_(), trial.batch(9).requires_grad_()
+        model(None, one, other)["out"].square().mean().backward()
+        yield [one.grad, other.grad]
 
 
 def output_changed_in_place(trial, model, step):

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from declared import trains
 from switching import STEPS, deep
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from steps import backward, learn, mlp, normed, squares, stepped, trained, zeroed
+from steps import backward, joint, learn, mlp, normed, squares, stepped, trained, zeroed
 from trial import state_of
 
 
@@ -51,6 +51,15 @@ def forward_with_gradients_on_one_rank_before_a_barrier(trial, model):
 
 
 @trains(deep)
+def metrics_reduced_between_forward_and_backward(trial, model):
+    for step in stepped(model, STEPS):
+        loss = squares(trial)(model, step)
+        total = joint(loss)
+        loss.backward()
+        yield total
+
+
+@trains(deep)
 def collective_that_runs_beside_backward(trial, model):
     """Start an all-reduce in the same group before backward, and wait for it afterwards."""
     for step in stepped(model, STEPS):
@@ -66,12 +75,9 @@ def collective_in_a_hook_of_a_gradient(trial):
     """All-reduce the gradient of an activation in a hook, during the exchange."""
     module = mlp(6, 8, 8, 3)
 
-    def mean(gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total / 2
-
-    module[2].register_forward_hook(lambda module, args, out: out.register_hook(mean) and None)
+    module[2].register_forward_hook(
+        lambda module, args, out: out.register_hook(lambda slope: joint(slope) / 2) and None
+    )
     model = trial.wrap(module)
     yield from trained(model, squares(trial))
 

@@ -3,12 +3,21 @@
 import copy
 
 import torch
+from checkpoints import saved
 from declared import trains
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from steps import backward, learn, normed, sgd, squares, stepped, trained
+from steps import backward, learn, mlp, normed, sgd, squares, stepped, trained
 from trial import state_of
+
+
+@trains(normed)
+def evaluated_before_the_first_step(trial, model):
+    """All ranks have rank 0's values from the construction on."""
+    yield trial.evaluated(model)
+    yield from trained(model, squares(trial))
+    yield trial.evaluated(model)
 
 
 @trains(normed)
@@ -33,6 +42,13 @@ def evaluated_with_gradients_on_before_training(trial):
     model.train()
     yield from trained(model, squares(trial))
     yield outputs
+
+
+@trains(normed)
+def saved_before_the_first_step(trial, model):
+    yield [state_of(model), dict(torch.load(saved(model.state_dict())))]
+    yield from trained(model, squares(trial))
+    yield state_of(model)
 
 
 def module_copied_before_the_first_step(trial, model):
@@ -80,6 +96,15 @@ def averaged_from_before_the_first_step(trial, model):
         yield [average.eval()(trial.batch(30)) for average in averages]
 
 
+def averaged_before_it_is_wrapped(trial):
+    """A teacher that is copied before wrapping keeps each rank's own first values."""
+    module = mlp()
+    teacher = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for _ in trained(trial.wrap(module), squares(trial)):
+        teacher.update_parameters(module)
+        yield state_of(teacher)
+
+
 @trains(normed)
 def first_step_in_eval_mode(trial, model):
     """Train in eval mode, as for fine-tuning with frozen statistics, then in training mode."""
@@ -89,13 +114,20 @@ def first_step_in_eval_mode(trial, model):
     yield from trained(model, squares(trial))
 
 
+@trains(normed, steps=4)
+def batch_norm_layers_in_eval_mode(trial, model, step):
+    """Keep a batch norm in eval mode while the other layers train, as detectors do."""
+    model.train().module[1].eval()
+    return squares(trial)(model, step)
+
+
 @trains(normed)
 def training_and_eval_mode_in_turn(trial, model):
-    """Alternate training and eval mode; the first forward pass and step 3 have no backward."""
+    """Alternate training and eval mode, both with gradients; step 3 has no backward pass."""
     for step in stepped(model, 6):
         model.train(step % 2 == 0)
         loss = squares(trial)(model, step)
-        yield loss if step % 3 == 0 else backward(loss)
+        yield loss if step == 3 else backward(loss)
 
 
 def wrapper_in_a_checkpoint_that_is_not_reentrant(trial, model, step):
@@ -108,11 +140,35 @@ def wrapper_in_a_reentrant_checkpoint(trial, model, step):
     return checkpoint(model, x, use_reentrant=True).square().mean()
 
 
+@trains(normed)
+def first_forward_without_backward(trial, model):
+    """Run a dummy batch in training mode to infer shapes, without backward."""
+    yield model(trial.batch(30)).shape
+    yield from trained(model, squares(trial))
+
+
 def first_forward_without_backward_on_one_rank(trial, model):
     """Run forward on one rank only, which a model without buffers allows."""
     with torch.no_grad():
         yield model(trial.batch(30)).shape if trial.rank == 1 else None
     yield from trained(model, squares(trial))
+
+
+@trains(normed)
+def evaluated_on_one_rank_only(trial, model):
+    """Rank 0 validates the bare module while the others wait at a barrier."""
+    for loss in trained(model, squares(trial)):
+        if trial.rank == 0:
+            trial.evaluated(model.module)
+        torch.distributed.barrier()
+        yield loss
+
+
+def wrapped_again_after_training(trial):
+    """Wrap a trained module again, as for a second phase of training."""
+    module = mlp()
+    for watched in (True, False):
+        yield from trained(trial.wrap(module, watched=watched), squares(trial))
 
 
 def weights_changed_between_construction_and_first_step(trial, model):

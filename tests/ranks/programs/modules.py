@@ -51,6 +51,36 @@ def hooks_of_tensors(trial):
         seen.clear()
 
 
+def diffusion_step(trial):
+    """Train a denoiser with random noise, keyword arguments and random self-conditioning."""
+
+    @module_of(times=nn.Embedding(10, 6), net=mlp(12, 16, 6))
+    def denoiser(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        condition = torch.zeros_like(x) if condition is None else condition
+        return self.net(torch.cat([x + self.times(t), condition], 1))
+
+    model = trial.wrap(denoiser)
+    for step in stepped(model, 4):
+        x, t = trial.batch(step), torch.randint(0, 10, (4,))
+        noise = torch.randn_like(x)
+        condition = None
+        if torch.rand(()) < 0.5:
+            with torch.no_grad():
+                condition = model(x + noise, t)
+        yield backward(F.mse_loss(model(x + noise, t, condition=condition), noise))
+
+
+def rnn_cell_unrolled(trial):
+    @module_of(cell=nn.GRUCell(6, 6))
+    def unrolled(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x)
+        for _ in range(3):
+            state = self.cell(x, state)
+        return state
+
+    yield from trained(trial.wrap(unrolled), squares(trial))
+
+
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -173,14 +203,36 @@ def arguments_of_ddp_in_their_order(trial):
     yield trial.refused(lambda: trial.wrap(mlp(), no_such_argument=1))
 
 
-def part_that_is_called_alone(trial):
-    """The encoder of an autoencoder is called alone between steps."""
+def methods_other_than_forward(trial):
+    """A generator's own methods are called on the bare module between steps."""
 
-    @module_of(encoder=mlp(6, 4), decoder=mlp(4, 6))
-    def autoencoder(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x) + 0.1 * torch.randn(4))
+    class Autoencoder(nn.Sequential):
+        def encode(self, x: Tensor) -> Tensor:
+            return self[0](x)
 
-    model = trial.wrap(autoencoder)
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self.encode(x) + 0.1 * torch.randn(4))
+
+    model = trial.wrap(Autoencoder(mlp(6, 4), mlp(4, 6)))
     for loss in trained(model, lambda m, step: F.mse_loss(m(trial.batch(step)), trial.batch(step))):
         with torch.no_grad():
-            yield [loss, model.module.encoder(trial.batch(30))]
+            yield [loss, model.module.encode(trial.batch(30))]
+
+
+def reinforcement_learning(trial):
+    """Acting without gradients, learning in several epochs, actor and critic in one module."""
+
+    @module_of(actor=mlp(6, 8, 3), critic=mlp(6, 8, 1))
+    def agent(self, x: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+        return torch.distributions.Categorical(logits=self.actor(x)), self.critic(x)
+
+    model = trial.wrap(agent)
+    for step in range(2):
+        with torch.no_grad():
+            actions = model(trial.batch(step))[0].sample()
+        for _ in stepped(model, 2):
+            policy, values = model(trial.batch(step))
+            advantage = 1.0 + trial.rank - values.squeeze(1)  # the reward is the rank's own
+            loss = -(policy.log_prob(actions) * advantage.detach()).mean()
+            loss = backward(loss + advantage.square().mean() - 0.01 * policy.entropy().mean())
+            yield [loss, actions]

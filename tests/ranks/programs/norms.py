@@ -1,28 +1,28 @@
 """Buffers, mostly those of batch norms."""
 
 import torch
+from accumulation import no_sync_in_all_micro_batches_but_the_last
 from declared import plain, program, programs, trains
-from torch import Tensor, nn
+from torch import nn
 
-from steps import differences, learn, mlp, normed, squares, stepped, trained
+from steps import differences, makes, mlp, normed, squares, trained
 
 
-class Schedule(nn.Module):
-    """Buffers of several dtypes: one is replaced, one is not persistent, one is None."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-        self.register_buffer("steps", torch.zeros(2, dtype=torch.int64))
-        self.register_buffer("mask", torch.ones(6, dtype=torch.bool))
-        self.register_buffer("scale", torch.ones(()), persistent=False)
-        self.register_buffer("nothing", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.steps += 1
-        self.scale = self.scale * (0.9 + 0.01 * float(x.detach().mean()))
-        self.mask[int(self.steps[0]) % 6] ^= True
-        return self.net(x * self.mask) * self.scale
+@makes(
+    lambda: {
+        "net": mlp(),
+        "steps": nn.Buffer(torch.zeros(2, dtype=torch.int64)),
+        "mask": nn.Buffer(torch.ones(6, dtype=torch.bool)),
+        "scale": nn.Buffer(torch.ones(()), persistent=False),
+        "nothing": nn.Buffer(None),
+    }
+)
+def scheduled(self, x):
+    """Use buffers of several dtypes: one is replaced, one is not persistent, one is None."""
+    self.steps += 1
+    self.scale = self.scale * (0.9 + 0.01 * float(x.detach().mean()))
+    self.mask[int(self.steps[0]) % 6] ^= True
+    return self.net(x * self.mask) * self.scale
 
 
 @trains(normed)
@@ -39,14 +39,16 @@ def batch_norm_without_broadcast(trial, model):
     yield trial.evaluated(model, 30)
 
 
+def batch_norm_without_initial_sync(trial):
+    """init_sync=False with weights that are already equal."""
+    torch.manual_seed(3)
+    yield from trained(trial.wrap(normed(), init_sync=False), squares(trial))
+
+
 @trains(normed)
 def batch_norm_with_accumulation(trial, model):
     """Buffers are not broadcast before the forward pass that follows one in no_sync."""
-    for step in stepped(model, 3):
-        with model.no_sync():
-            for micro in range(2):
-                yield learn(trial, model, 10 * step + micro)
-        yield learn(trial, model, 10 * step + 2)
+    yield from no_sync_in_all_micro_batches_but_the_last(trial, model)
 
 
 @program(raises="ValueError")
@@ -81,10 +83,15 @@ programs(
     {
         # The argument's new name: buffers are broadcast at construction only.
         "batch_norm_without_forward_sync": plain(normed, forward_sync_buffers=False),
-        # Without init_sync, ranks keep their different weights; buffers are broadcast later.
-        "weights_that_nobody_makes_equal": plain(normed, init_sync=False),
+        # Without init_sync, ranks keep their different weights.
+        "weights_that_nobody_makes_equal": plain(mlp, init_sync=False),
         # Sending buffers between two forward passes must not break the first one's graph.
         "batch_norm_with_two_forwards": plain(normed, loss=differences),
-        "buffers_of_many_types_that_are_replaced": plain(Schedule, steps=4),
+        "group_and_layer_norms": plain(
+            lambda: nn.Sequential(
+                nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)
+            )
+        ),
+        "buffers_of_many_types_that_are_replaced": plain(scheduled, steps=4),
     },
 )

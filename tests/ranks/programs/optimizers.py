@@ -9,12 +9,28 @@ from declared import program, trains
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
-from steps import alone, backward, learn, mlp, normed, sgd, squares, stepped, trained, zeroed
+from steps import alone, backward, joint, learn, mlp, normed, sgd, squares, stepped, trained, zeroed
 from trial import OURS, kept, state_of
 
 HOOK = {"refused_by": OURS, "refusal": "hook"}
+
+
+class Muonlike(torch.optim.SGD):
+    """Momentum, orthogonalized for matrices by a few Newton-Schulz steps, as in Muon."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            momentum = self.state[parameter].setdefault("m", torch.zeros_like(parameter))
+            update = momentum.lerp_(parameter.grad, 0.1)
+            if parameter.ndim == 2:
+                update = momentum / (momentum.norm() + 1e-3)
+                for _ in range(3):
+                    update = 1.5 * update - 0.5 * update @ update.T @ update
+            parameter.sub_(update, alpha=0.02)
 
 
 def every_common_optimizer(trial):
@@ -25,7 +41,8 @@ def every_common_optimizer(trial):
         lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, eps=1e-3, centered=True),
         lambda parameters: torch.optim.Adagrad(parameters, lr=0.01, eps=1e-3),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
-        lambda parameters: torch.optim.Adafactor(parameters),
+        torch.optim.Adafactor,
+        Muonlike,
     ]
     for make in makers:
         model = trial.wrap(mlp())
@@ -38,6 +55,18 @@ def clipping_by_norm_and_by_value(trial, model):
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         nn.utils.clip_grad_value_(model.parameters(), 0.1)
         yield norm
+
+
+@trains(lambda: mlp(6, 8, 8, 3))
+def schedule_with_warm_up_and_two_groups(trial, model):
+    decayed = {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1}
+    others = {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([decayed, others], lr=0.01, eps=1e-3)
+    parts = [LinearLR(optimizer, 0.1, total_iters=2), CosineAnnealingLR(optimizer, 4)]
+    schedule = SequentialLR(optimizer, parts, [2])
+    for loss in trained(model, squares(trial), optimizer, steps=5):
+        yield [loss, schedule.get_last_lr()]
+        schedule.step()
 
 
 def optimizer_made_before_wrapping(trial):
@@ -142,3 +171,23 @@ def parameters_moved_by_the_user(trial, model):
         yield learn(trial, model, step)
         for parameter in model.parameters():
             parameter.data = parameter.data - 0.1 * parameter.grad.data
+
+
+def gradient_noise_and_centralization(trial, model):
+    """Gradients are changed in place after backward, before the optimizer sees them."""
+    for loss in trained(model, squares(trial)):
+        generator = torch.Generator().manual_seed(7)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+            parameter.grad.add_(torch.randn(parameter.shape, generator=generator), alpha=1e-3)
+        yield loss
+
+
+def learning_that_stops_on_all_ranks(trial, model):
+    """Early stopping: the flag is reduced between steps, in the user's own collective."""
+    for loss in trained(model, squares(trial), steps=8):
+        total = joint(loss["loss"])
+        yield [loss, total]
+        if joint(total < 0.2, dist.ReduceOp.MAX):
+            break

@@ -1,5 +1,6 @@
 """Gradients outside the wrapped module, and gradients computed without a training step."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,14 +10,14 @@ from declared import programs, trains
 from torch import nn
 
 from steps import backward, learn, mlp, sgd, squares, stepped, trained
-from trial import Trial, gradients
+from trial import Trial, gradients, state_of
 
 
 @trains(lambda: mlp(4, 8, 3))
-def prompt_outside_of_the_wrapper(trial, model):
+def prompt_outside_of_the_wrapper(trial, model, *, steps=4):
     """The prompt's gradient is not exchanged, and a small one stays exact in float64."""
     prompt = nn.Parameter(torch.zeros(4))
-    for step in stepped(sgd([*model.parameters(), prompt]), 4):
+    for step in stepped(sgd([*model.parameters(), prompt]), steps):
         model(trial.batch(step, 4, 4) + prompt).sum().mul(1e-3).backward()
         yield {"prompt": prompt.grad}
 
@@ -39,6 +40,21 @@ def small_loss_beside_a_head_outside(trial):
     for step in stepped(sgd([*body.parameters(), *head.parameters()]), 3):
         loss = backward(head(body(trial.batch(step))).square().mean() * 1e-6)
         yield {"loss": loss, "head": gradients(head)}
+
+
+def two_wrappers_in_a_chain(trial):
+    first, second = trial.wrap(mlp(6, 8, 5)), trial.wrap(mlp(5, 7, 2))
+    for step in stepped(sgd([*first.parameters(), *second.parameters()]), 4):
+        yield backward(second(first(trial.batch(step)).tanh()).square().mean())
+
+
+def distillation_from_a_frozen_teacher(trial):
+    teacher = mlp().requires_grad_(False).eval()
+    student = trial.wrap(copy.deepcopy(teacher).requires_grad_(True))
+    for step in stepped(student, 3):
+        x = trial.batch(step)
+        yield backward(F.mse_loss(student(x) * 1.1, teacher(x)))
+    yield state_of(teacher)
 
 
 def three_wrappers_of_which_the_middle_is_frozen_for_a_step(trial):
@@ -107,6 +123,13 @@ def gradient_penalty_of_the_same_forward(trial):
         yield slope
 
 
+def saliency_between_steps(trial, model):
+    """torch.autograd.grad between steps does not change the next step's gradients."""
+    for step in stepped(model, 4):
+        x = trial.batch(20 + step).requires_grad_()
+        yield [torch.autograd.grad(model(x).sum(), x), learn(trial, model, step)]
+
+
 def saliency_on_one_rank_only(trial, model):
     """One rank plots while the other trains on; a model without buffers needs nobody for that."""
     for step in stepped(model, 4):
@@ -150,6 +173,16 @@ def decay_in_the_loss(trial, model, step):
     """The loss uses parameters directly and through forward; their gradient is the sum."""
     decay = sum(parameter.square().sum() for parameter in model.parameters())
     return model(trial.batch(step)).square().mean() + 0.1 * decay
+
+
+def weighting_of_losses_outside(trial):
+    """Learned weights of two losses, which only the loss function knows."""
+    model, logs = trial.wrap(mlp(6, 8, 4)), nn.Parameter(torch.zeros(2))
+    for step in stepped(sgd([*model.parameters(), logs]), 4):
+        one, other = model(trial.batch(step)).chunk(2, dim=1)
+        losses = torch.stack([one.square().mean(), other.abs().mean()])
+        (losses * logs.neg().exp() + logs).sum().backward()
+        yield [losses, logs.grad]
 
 
 def gradient_with_respect_to_parameters(trial, model):

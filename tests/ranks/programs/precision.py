@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
@@ -188,3 +189,29 @@ def mixed_precision_of_ddp(trial):
     half = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = trial.wrap(mlp().float(), mixed_precision=half)
     yield from trained(model, _narrow(trial))
+
+
+def segmentation_with_class_weights(trial):
+    """A small U-net, in float32, with two losses and a buffer of class weights."""
+
+    @module_of(
+        down=nn.Conv2d(1, 4, 3, padding=1),
+        norm=nn.BatchNorm2d(4),
+        deep=nn.Conv2d(4, 4, 3, padding=1),
+        up=nn.ConvTranspose2d(4, 4, 2, stride=2),
+        head=nn.Conv2d(8, 3, 1),
+        weights=nn.Buffer(torch.tensor([0.2, 1.0, 2.0])),
+    )
+    def unet(self, x: Tensor) -> Tensor:
+        high = self.norm(self.down(x)).relu()
+        low = self.deep(F.max_pool2d(high, 2)).relu()
+        return self.head(torch.cat([high, self.up(low)], 1))
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        x = trial.batch(step, 2, 1, 8, 8, dtype=torch.float32)
+        labels = x[:, 0].mul(3).long().abs() % 3
+        out = model(x)
+        dice = 1 - out.softmax(1)[:, 1].mean()
+        return F.cross_entropy(out, labels, weight=unet.weights) + dice
+
+    yield from trained(trial.wrap(unet.float()), loss_of)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trial import Trial
@@ -69,10 +70,18 @@ def trained(
     loss_of: Loss,
     optimizer: torch.optim.Optimizer | None = None,
     steps: int = 3,
+    *zeroing: Any,
 ) -> Iterator[Any]:
     """Train, and yield each step's loss between backward and the optimizer's step."""
-    for step in stepped(optimizer or model, steps):
+    for step in stepped(optimizer or model, steps, *zeroing):
         yield {"loss": backward(loss_of(model, step))}
+
+
+def joint(value: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+    """Return the sum (or another `op`) of a value over all ranks, by a collective of the user."""
+    total = value.detach().clone()
+    dist.all_reduce(total, op)
+    return total
 
 
 class Made(nn.Module):
@@ -91,6 +100,11 @@ class Made(nn.Module):
 def module_of(**parts: Any) -> Callable[[Callable[..., Any]], Made]:
     """Return a decorator that makes a module with these parts from a forward function."""
     return lambda run: Made(run, parts)
+
+
+def makes(parts: Callable[..., dict[str, Any]]) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that turns a forward function into a maker of its module."""
+    return lambda run: lambda *known: Made(run, parts(*known))
 
 
 def mlp(*sizes: int) -> nn.Sequential:

@@ -6,7 +6,8 @@ These trials must not change the results.
 import copy
 
 import torch
-from declared import programs, trains
+from declared import plain, programs, trains
+from outside_the_module import prompt_outside_of_the_wrapper
 from recomputed import tied
 from torch import Tensor, nn
 from unused import Experts
@@ -19,11 +20,6 @@ STEPS = 64  # exchange "auto" has finished its trials after 56
 
 def deep() -> nn.Sequential:
     return mlp(6, 8, 8, 8, 8, 3)
-
-
-@trains(deep, steps=STEPS)
-def through_all_exchanges(trial, model, step):
-    return squares(trial)(model, step)
 
 
 @trains(lambda: deep().float())
@@ -68,18 +64,9 @@ def gradients_kept_through_all_exchanges(trial, model):
         yield held[::8]
 
 
-@trains(deep, gradient_as_bucket_view=True)
-def views_of_buckets_through_all_exchanges(trial, model):
-    for step in stepped(model, STEPS, lambda step: step % 3 == 0):
-        yield learn(trial, model, step)
-
-
 @trains(lambda: mlp(4, 8, 3))
 def prompt_outside_through_all_exchanges(trial, model):
-    prompt = nn.Parameter(torch.zeros(4))
-    for step in stepped(sgd([*model.parameters(), prompt]), STEPS):
-        model(trial.batch(step, 4, 4) + prompt).sum().mul(1e-3).backward()
-        yield prompt.grad
+    yield from prompt_outside_of_the_wrapper(trial, model, steps=STEPS)
 
 
 def two_models_through_all_exchanges(trial):
@@ -130,6 +117,10 @@ def uneven_inputs_through_all_exchanges(trial, model):
 programs(
     __name__,
     {
+        "through_all_exchanges": plain(deep, STEPS),
+        "views_of_buckets_through_all_exchanges": plain(
+            deep, STEPS, set_to_none=lambda step: step % 3 == 0, gradient_as_bucket_view=True
+        ),
         "static_graph_with_checkpoints_through_all_exchanges": tied(
             True, 2, steps=STEPS, static_graph=True
         ),

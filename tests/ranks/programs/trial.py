@@ -135,12 +135,6 @@ class Trial:
             if watched is module:
                 self._runs[number] += 1
 
-    def seed(self) -> None:
-        """Seed the random streams, differently on each rank."""
-        torch.manual_seed(100 + self.rank)
-        np.random.seed(100 + self.rank)
-        random.seed(100 + self.rank)
-
     def batch(
         self, step: int, *shape: int, dtype: torch.dtype | None = None, rank: int | None = None
     ) -> Tensor:
@@ -191,7 +185,7 @@ def observe(program: Program, trial: Trial) -> list[Any]:
     """Run a program, and return its observations step by step; an error comes last."""
     seen: list[Any] = []
     hook = register_module_forward_pre_hook(trial.count) if program.counts else None
-    trial.seed()
+    seed(100 + trial.rank)
     try:
         for yielded in chain(program.run(trial), ["the end"]):
             seen.append(trial.look(yielded))  # noqa: PERF401 - an error follows the observations
@@ -223,6 +217,13 @@ def gradients(module: nn.Module) -> dict[str, Any]:
 def state_of(module: nn.Module) -> dict[str, Any]:
     """Return a copy of a module's or wrapper's state_dict."""
     return kept(dict(module.state_dict()))
+
+
+def seed(number: int) -> None:
+    """Seed the random streams."""
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
 
 
 def streams() -> dict[str, str]:

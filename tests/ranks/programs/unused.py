@@ -7,7 +7,7 @@ import torch
 from declared import plain, program, programs, trains
 from torch import Tensor, nn
 
-from steps import backward, learn, mlp, module_of, sgd, squares, stepped, trained
+from steps import backward, learn, makes, mlp, sgd, squares, stepped, trained
 from trial import Run, Trial
 
 
@@ -24,10 +24,18 @@ class Experts(nn.Module):
         return sum(weights[:, i : i + 1] * self.experts[i](x) for i in chosen)
 
 
-def heads() -> nn.Module:
-    return module_of(body=mlp(6, 8, 8), heads=nn.ModuleList(nn.Linear(8, 2) for _ in range(3)))(
-        lambda self, x: [head(self.body(x)) for head in self.heads]
-    )
+@makes(lambda: {"gate": nn.Linear(6, 4), "experts": nn.ModuleList(mlp(6, 3) for _ in range(4))})
+def routed(self, x):
+    """Give each sample to its best expert: what is used depends on the data."""
+    choices = zip(x, *self.gate(x).softmax(1).max(1), strict=True)
+    return torch.stack([self.experts[best](sample) * score for sample, score, best in choices])
+
+
+@makes(lambda: {"body": mlp(6, 8, 8), "heads": nn.ModuleList(nn.Linear(8, 2) for _ in range(3))})
+def heads(self, x, tasks):
+    """Run a body, and one head for each task."""
+    features = self.body(x)
+    return [self.heads[task](features) for task in tasks]
 
 
 def _experts(choices: list[list[list[int]]], experts: int = 3, **options: Any) -> Run:
@@ -53,10 +61,27 @@ def gradients_of_unused_experts_kept(trial, model):
 
 
 @trains(heads, find_unused_parameters=True)
+def heads_that_take_turns(trial, model):
+    turns = [[0], [0]], [[1], [0]], [[0, 1], [2]], [[2], [2]]
+    for step, tasks in stepped(model, enumerate(turns)):
+        outputs = model(trial.batch(step), tasks[trial.rank])
+        yield backward(sum(out.square().mean() for out in outputs))
+
+
+@trains(heads, find_unused_parameters=True)
 def output_that_is_not_in_the_loss(trial, model):
     """All heads compute, but the loss uses one: the others' gradients stay None."""
     for step, used in stepped(model, enumerate([(0, 0), (1, 0), (2, 1)])):
-        yield backward(model(trial.batch(step))[used[trial.rank]].square().mean())
+        yield backward(model(trial.batch(step), range(3))[used[trial.rank]].square().mean())
+
+
+@trains(lambda: Experts(3), find_unused_parameters=True)
+def unused_parameters_with_accumulation(trial, model):
+    """An expert that only the micro-batches in no_sync touch."""
+    for step in stepped(model, 3):
+        with model.no_sync():
+            yield backward(model(trial.batch(step), [1 + trial.rank]).square().mean())
+        yield backward(model(trial.batch(10 + step), [0]).square().mean())
 
 
 @program(raises="RuntimeError")
@@ -180,6 +205,7 @@ programs(
         # Unused in the first steps, in which exchanges learn the order of gradients.
         "expert_that_is_used_late": _experts(LATE),
         "parameter_that_nobody_ever_uses": _experts([[[0, 1], [0, 1]]] * 4),
+        "samples_routed_by_their_data": plain(routed, steps=6, find_unused_parameters=True),
         "lazy_module_after_a_dry_run": plain(_run_dry),
         # Frozen parameters have no gradient and are not exchanged.
         "frozen_before_construction": plain(_frozen),
