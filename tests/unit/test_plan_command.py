@@ -83,16 +83,9 @@ def test_requirements_of_a_second_machine_are_explained_and_drawn(plan, line):
 
 
 def test_an_empty_plan_is_printed_with_exit_code_2(line):
-    asked = (
-        "--strategy",
-        "allreduce",
-        "--workers",
-        2,
-        "--strategy-option",
-        "codec=threshold:0.001",
-        "--json",
-    )
-    line("plan", "alexnet", "--machine", GIGABIT, *asked)  # the share is not declared
+    asked = ("--strategy-option", "codec=threshold:0.001")  # the share is not declared
+    asked += ("--strategy", "allreduce", "--workers", 2, "--json")
+    line("plan", "alexnet", "--machine", GIGABIT, *asked)
     found = json.loads(line.out)
     assert (line.code, found["plans"], len(found["refused"])) == (2, [], 1)
 
