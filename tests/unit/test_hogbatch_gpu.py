@@ -57,20 +57,6 @@ def rate(number: int) -> float:
     return (1.0, 0.5, 2.0)[number % 3]
 
 
-@contextmanager
-def unharmed() -> Iterator[SimulatedDevice]:
-    """Yield a simulated device without delays; raise what failed on it."""
-    with simulated_gpus() as (found,):
-        found.delays = lambda stream, what: 0.0
-        yield found
-
-
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    with unharmed() as found:
-        yield found
-
-
 class Case(NamedTuple):
     """A replica and the memory of its shared model."""
 
@@ -234,7 +220,7 @@ DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
 @settings(max_examples=15)  # each takes seconds
 @given(kernel=DELAYS, h2d=DELAYS, d2h=DELAYS, depth=st.sampled_from(DEPTHS))
 def test_delays_do_not_change_the_model(kernel, h2d, d2h, depth):
-    with unharmed() as device:
+    with simulated_gpus() as (device,):
         check(device, depth=depth, kernel=kernel, h2d=h2d, d2h=d2h)
 
 

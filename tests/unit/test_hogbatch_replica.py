@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,8 +25,6 @@ from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
-from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.lent import simulated_gpus
 
 NUM_SAMPLES, TOKENS = 40, 11
 ROWS = [torch.arange(10), torch.arange(10, 17), torch.tensor([39, 3]), torch.arange(5, 21)]
@@ -203,13 +201,6 @@ def test_a_traced_batch_has_the_layers_of_the_model(threads: int):
     for earlier, later in pairwise(by_time):
         assert later.start_s >= earlier.end_s - 1e-9
     assert by_time[-1].num_samples == 8
-
-
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    with simulated_gpus() as (found,):
-        found.delays = lambda stream, what: 0.0
-        yield found
 
 
 @each_recipe
