@@ -92,13 +92,11 @@ TOGETHER = [
     ("train", SUBBATCH | {"codec": "all=half"}, "codec"),
     ("train", SUBBATCH | {"options": {"activations": "onebit"}}, "options.activations"),
     ("train", SUBBATCH | {"options": {"activations": "threshold:1"}}, "options.activations"),
-    ("train", SUBBATCH | {"options": {"chunk": 2}}, "options"),
     ("train", SUBBATCH | {"balance": "auto"}, "balance"),
     ("train", SUBBATCH | {"accumulate": 2}, "accumulate"),
     ("train", {"options": {"bucket_mb": 1.5}}, "options.bucket_mb"),
     ("train", {"options": {"buckets": 1}}, "options"),
     ("train", WHEEL | {"keys": "folder"}, "keys"),
-    ("train", WHEEL | {"options": {"lanes": 0}}, "options.lanes"),
     ("train", WHEEL | {"options": {"hub": "a"}}, "options.hub"),
     ("train", WHEEL | {"options": {"staleness": -1}}, "options.staleness"),
     *(

@@ -19,15 +19,13 @@ from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind, PriceKey
 from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import TrainingSetup, setup_of
 from paceline.measure.this_machine import this_machine
 from paceline.records.machine_file import find_device
 from paceline.records.profile import ProfileSettings
 from paceline.records.settings import configuration, strategy_of, validated_rehearsal
-from paceline.report.terminal import console
 from paceline.runs.forecasts import forecast_with
-from paceline.runs.progress import TerminalProgress
 from paceline.runs.session import paced_device
 from paceline.studies.profile.largest_batch import Attempt, try_step
 from paceline.studies.profile.profiled_steps import subject_of
@@ -87,16 +85,9 @@ def test_an_unknown_device_is_refused(name):
 def session(**values: object) -> TrainingSession:
     """Create the session of the first of two ranks of a rehearsal."""
     settings = validated_rehearsal(values)
-    progress = TerminalProgress(console(quiet=True), "rehearsing")
-    return TrainingSession(
-        settings,
-        strategy_of(settings),
-        configuration(settings),
-        "run",
-        group_of(0, 2, "cpu"),
-        progress,
-        paced_device(settings),
-    )
+    known = strategy_of(settings), configuration(settings)
+    device = paced_device(settings)
+    return TrainingSession(settings, *known, "run", group_of(0, 2), Progress(), device)
 
 
 def paced(strategy: str, **settings: object) -> TrainingSession:
