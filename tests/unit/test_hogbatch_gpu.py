@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from hogbatch_replicas import net, on_gpu, samples
 from hogbatches import classifying
+from nets import Net
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
@@ -264,16 +265,14 @@ def test_the_host_waits_for_no_copy_in_training_or_trials(device):
         assert device.num_blocking_copies == before
 
 
-class Gated(nn.Module):
-    """A layer whose forward pass ends on the device only after the gate is opened."""
+def gated(gate: threading.Event, device: SimulatedDevice) -> nn.Module:
+    """Create a layer whose forward pass ends on the device only after the gate is opened."""
 
-    def __init__(self, gate: threading.Event, device: SimulatedDevice) -> None:
-        super().__init__()
-        self.layer, self.gate, self.device = nn.Linear(6, 4), gate, device
+    def compute(net: Net, inputs: Tensor) -> Tensor:
+        device.current_stream().run_last(gate.wait)
+        return net.layer(inputs)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.device.current_stream().run_last(self.gate.wait)
-        return self.layer(inputs)
+    return Net(compute, layer=nn.Linear(6, 4))
 
 
 @pytest.fixture
@@ -291,7 +290,7 @@ def test_copies_and_sums_overlap_with_computation(device, gate):
     If one of these waited for the batch, it would never end; the simulated device reports that.
     """
     gate.set()
-    with sharing(device, lambda: Gated(gate, device)) as case:
+    with sharing(device, lambda: gated(gate, device)) as case:
         replica, rows = case.replica, batches(3)
         start = case.memory.tensors["layer.weight"].clone()
         case.next(rows[0], 0)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.checkpoints import State
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import epoch_lengths
 from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
@@ -37,7 +36,7 @@ def runner(
     with given(recipe) as name:
         settings = TrainSettings(model=name, strategy="hogbatch", **{"batch_size": 8} | changes)
         alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-        session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, MagicMock())
+        session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, Progress())
         with start(session) as found:
             yield found
 
