@@ -14,9 +14,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from listed import MODULE
 from torch import Tensor, nn
 
+MODULE = "torch.testing._internal.distributed.distributed_test"
 NUM_RANKS = 2
 # Functions of torch that tests call with `device=self.rank` or `device="cuda"`.
 _FACTORIES = ("empty", "full", "ones", "rand", "randn", "tensor", "zeros")
