@@ -1,8 +1,10 @@
 """Training on one rank alone, compared with training on both when one may be slower."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,21 @@ from paceline.core.settings import RehearseSettings
 from paceline.exchange.alone import Comparison, compare_with_alone
 from paceline.exchange.balanced import BalancedShares, SpeedMeter
 from paceline.exchange.replica import ModelReplica
-from paceline.exchange.replicas import start
+from paceline.exchange.replicas import ReplicaRunner, start
 from paceline.exchange.session import Progress, TrainingSession
+from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.strategies import EXCHANGES
+
+STRATEGY = EXCHANGES["allreduce"]
+
+
+@contextmanager
+def rehearsing(**settings: Any) -> Iterator[tuple[ReplicaRunner, Group, Any]]:
+    group, config = joined(torch.device("cpu"), 30.0), STRATEGY.config(workers=2)
+    known = RehearseSettings.model_validate({"model": "mlp-64-256-10"} | settings)
+    with start(TrainingSession(known, STRATEGY, config, "alone", group, Progress())) as runner:
+        yield runner, group, config
 
 
 def pause(samples: torch.Tensor) -> None:
@@ -31,13 +44,7 @@ def compared(
     With `late_s`, the computation takes 20 ms per sample.
     """
     steps: list[float] = []
-    group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
-    settings = RehearseSettings.model_validate(
-        {"model": "mlp-64-256-10", "batch_size": sum(parts), "slowdown": slowdown}
-    )
-    config = strategy.config(workers=2)
-    session = TrainingSession(settings, strategy, config, "alone", group, Progress())
-    with start(session) as runner:
+    with rehearsing(slowdown=slowdown, batch_size=sum(parts)) as (runner, group, config):
         before = [one.clone() for one in runner.setup.model.parameters()]
 
         def late(seconds: float) -> None:
@@ -46,7 +53,7 @@ def compared(
 
         def replicate(module: nn.Module, seconds: float) -> ModelReplica:
             module.register_forward_hook(lambda *_: late(seconds))
-            return strategy.runner().replica(module, config=config, group=group)
+            return STRATEGY.runner().replica(module, config=config, group=group)
 
         if late_s:
             runner.setup.model.register_forward_hook(lambda _, args, __: pause(args[0]))
@@ -98,15 +105,9 @@ class Meter(SpeedMeter):
 
 def shares_after_profile() -> tuple[list[int], list[int]]:
     """Return the shares after a profile, and after steps in which both ranks are equally fast."""
-    group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
-    settings = RehearseSettings.model_validate(
-        {"model": "mlp-64-256-10", "batch_size": 64, "slowdown": "1,100"}
-        | {"balance": "auto", "profile_s": 0.1}
-    )
-    config = strategy.config(workers=2)
-    session = TrainingSession(settings, strategy, config, "shares", group, Progress())
-    with start(session) as runner:
-        runner.profile([(strategy, config)])
+    more = {"balance": "auto", "profile_s": 0.1}
+    with rehearsing(slowdown="1,100", batch_size=64, **more) as (runner, group, config):
+        runner.profile([(STRATEGY, config)])
         sampler = runner.setup.sampler
         first = list(sampler.shares)
         shares = BalancedShares(sampler, group, Meter(group.device), lambda *_: ())
