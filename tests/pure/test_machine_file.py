@@ -75,17 +75,6 @@ def read(tmp_path: Path):
     return of
 
 
-def test_a_machine_file_with_speeds_of_codecs_is_read(read):
-    facts = 'encode_values_per_s = "1.6 Gvalue/s", decode_values_per_s = 5e9, latency_s = "2 us"'
-    host = f"codecs.cast = {{ {facts} }}\ncores = 2"
-    device = f'codecs.eightbit = {{ {facts} }}\nkind = "gpu"'
-    m = read(GOOD.replace("cores = 2", host).replace('kind = "gpu"', device))
-    assert m.links[0].bandwidth_bytes_per_s == 16e9
-    speed = CodecSpeed(encode_values_per_s=1.6e9, decode_values_per_s=5e9, latency_s=2e-6)
-    assert (m.devices[0].codecs, m.hosts[0].codecs) == ({"eightbit": speed}, {"cast": speed})
-    assert len({*m.hosts, *m.devices}) == 2  # hosts and devices are hashable
-
-
 @pytest.mark.parametrize("path", sorted(MACHINES.rglob("*.toml")), ids=lambda path: path.stem)
 def test_every_machine_of_the_repository_is_valid(path: Path):
     assert read_machine(path).name == path.stem
