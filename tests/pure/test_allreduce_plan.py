@@ -1,7 +1,7 @@
 """Plans of allreduce against closed forms: buckets, rings of hosts and GPUs, rails."""
 
 from collections import Counter
-from itertools import combinations, pairwise, permutations
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -191,13 +191,6 @@ def test_invalid_numbers_of_rails_are_refused(name: str) -> None:
     assert f"{name}: rails" in caught.value.problem
 
 
-def meshed(num_gpus: int, widths: dict[tuple[int, int], int]):
-    """Return GPUs whose pairs are linked at `widths[pair]` GB/s."""
-    links = [link(f"gpu{a}", f"gpu{b}", count * 1e9) for (a, b), count in widths.items()]
-    links += [link(f"gpu{i}", "a", 1e8) for i in range(num_gpus)]
-    return box(*["gpu"] * num_gpus, hosts="a" * num_gpus, links=links)
-
-
 def test_a_dgx1_has_six_rings_as_in_the_catalogue_and_its_halves_four() -> None:
     machine, equal = read_machine(Path("machines/dgx1-v100.toml")), by_name("8xv100")
     for gpus, num_rings in ((3, 2), (4, 4), (8, 6)):
@@ -219,42 +212,9 @@ def test_a_dgx1_has_six_rings_as_in_the_catalogue_and_its_halves_four() -> None:
     assert Roofline.of(machine).seconds(task) == pytest.approx(explicit.seconds(NBYTES))
 
 
-@st.composite
-def meshes(draw):
-    num_gpus = draw(st.integers(3, 5))
-    pairs = list(combinations(range(num_gpus), 2))
-    counts = draw(st.lists(st.integers(0, 2), min_size=len(pairs), max_size=len(pairs)))
-    return num_gpus, {pair: n for pair, n in zip(pairs, counts, strict=True) if n}
-
-
-@given(meshes())
-def test_an_exhaustive_search_finds_no_more_rings(mesh) -> None:
-    num_gpus, counts = mesh
-    if not counts:
-        return
-    narrowest = min(counts.values())
-    spare = {frozenset(pair): n // narrowest for pair, n in counts.items()}
-    cycles = [
-        Counter(map(frozenset, pairwise((0, *order, 0))))
-        for order in permutations(range(1, num_gpus))
-        if order[0] < order[-1]
-    ]
-
-    def most(left: dict[frozenset[int], int], start: int) -> int:
-        best = 0
-        for number in range(start, len(cycles)):
-            after = {pair: n - cycles[number][pair] for pair, n in left.items()}
-            known = cycles[number].keys() <= left.keys()
-            if known and min(after.values()) >= 0:
-                best = max(best, 1 + most(after, number))
-        return best
-
-    machine = meshed(num_gpus, counts)
-    assert len(rings_at_once(machine, machine.devices)) == 2 * most(spare, 0)
-
-
 def test_gpus_without_a_ring_of_direct_links_and_cpu_workers_form_one_ring_as_listed() -> None:
-    machine = meshed(3, {(0, 1): 1, (1, 2): 1})  # no ring: only the host connects 0 and 2
+    ends = ("gpu0", "gpu1"), ("gpu1", "gpu2"), ("gpu0", "a"), ("gpu1", "a"), ("gpu2", "a")
+    machine = box(*["gpu"] * 3, hosts="aaa", links=[link(*pair, 1e9) for pair in ends])
     assert rings_at_once(machine, machine.devices) == []
     ring = Ring.at_once(machine, machine.devices, ())
     assert len(ring.routes) == 3
