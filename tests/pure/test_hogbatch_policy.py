@@ -89,20 +89,17 @@ def test_updates_that_other_threads_overwrite_do_not_count():
     assert (config.weighted(CPU, 10), config.weighted(GPU, 10)) == (5, 10)
 
 
-class Growing:
-    """Increases each batch by one sample, up to twice the run's batch size."""
-
-    def __init__(self, workers):
-        self.most = [2 * workers.batch_size] * len(workers.specs)
-        self.asked = []
-
-    def next_batch(self, worker, updates, sizes):
-        self.asked.append((worker, updates))
-        return min(sizes[worker] + 1, self.most[worker])
-
-
 class Nested:
-    Growing = Growing
+    class Growing:
+        """Increases each batch by one sample, up to twice the run's batch size."""
+
+        def __init__(self, workers):
+            self.most = [2 * workers.batch_size] * len(workers.specs)
+            self.asked = []
+
+        def next_batch(self, worker, updates, sizes):
+            self.asked.append((worker, updates))
+            return min(sizes[worker] + 1, self.most[worker])
 
 
 class Boundless:
