@@ -80,6 +80,11 @@ def learnt(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
     return (folder / "model.safetensors").read_bytes(), epochs
 
 
+def traffic(folder: Path) -> list[dict[str, Any]]:
+    """Return the bytes per step that a run has measured, by purpose."""
+    return json.loads((folder / "result.json").read_text())["traffic"]
+
+
 def remove_results(folder: Path) -> None:
     for name in RESULTS:
         (folder / name).unlink()
@@ -121,10 +126,11 @@ AT_THE_END, BEFORE_THE_END = ({"checkpoint_every": str(STEPS - left)} for left i
 def test_a_run_is_resumed_bit_for_bit(run: Run, folder: Path, settings: Settings) -> None:
     settings = {"checkpoint_every": "37"} | settings
     run(settings)
-    before = learnt(folder)
+    before, sent = learnt(folder), traffic(folder)
     remove_results(folder)
     run(settings, is_resumed=True)
     assert learnt(folder) == before
+    assert traffic(folder) == (sent if settings["checkpoint_every"] != str(STEPS) else [])
     assert {path.name for path in folder.iterdir()} == {*RESULTS, "run.toml", "checkpoints"}
 
 
