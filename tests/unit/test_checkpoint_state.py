@@ -3,7 +3,6 @@
 import copy
 import logging
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -130,17 +129,6 @@ def test_state_dict_hooks_of_a_module_run():
 # Schedules
 
 
-class Doubling:
-    """A callable with attributes, which LambdaLR saves."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, epoch: int) -> float:
-        self.calls += 1
-        return 1.0 + self.calls
-
-
 def sequential(optimizer: Any) -> lr_scheduler.LRScheduler:
     parts = [
         lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3),
@@ -151,14 +139,11 @@ def sequential(optimizer: Any) -> lr_scheduler.LRScheduler:
 
 SCHEDULES: dict[str, Callable[[Any], lr_scheduler.LRScheduler]] = {
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
-    "LambdaLR of an object": lambda o: lr_scheduler.LambdaLR(o, Doubling()),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 3),
     "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 5, 8]),
     "SequentialLR": sequential,
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.ExponentialLR(o, 0.9)]
     ),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
 }
 
@@ -179,9 +164,7 @@ def test_a_schedule_goes_on_where_it_was(name: str, saved_at: int):
 
     def make() -> tuple[Any, Any]:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CyclicLR warns that it sets momentum
-            return optimizer, SCHEDULES[name](optimizer)
+        return optimizer, SCHEDULES[name](optimizer)
 
     optimizer, scheduler = make()
     rates(scheduler, optimizer, saved_at)
