@@ -122,11 +122,8 @@ def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is(precisi
 
 
 def test_a_module_is_planned() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-    before = torch.get_rng_state()
     forecasts = paceline.plan(model, EPYC, batch_size=33, input_shape=(1, 8, 8))
-    assert torch.equal(torch.get_rng_state(), before)
     plain = [one for one in forecasts if (one.strategy, one.codec) == ("allreduce", None)]
     by_workers = {one.workers: one for one in plain}
     assert by_workers[2].wire_nbytes == 2 * 4 * (64 * 100 + 100 + 100 * 10 + 10)
