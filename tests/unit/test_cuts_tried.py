@@ -171,12 +171,9 @@ def test_threads_trace_at_once_while_another_computes() -> None:
     expected_graph, model, rows, ended = graph(), nested(), torch.ones(2, 4), threading.Event()
     expected, own_call, own_zeros = model(rows), nn.Module.__call__, torch.zeros
 
-    def compute() -> int:
-        times = 0
+    def compute() -> None:
         while not ended.is_set():
             assert torch.equal(model(rows), expected)
-            times += 1
-        return times
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)  # switch threads a thousand times as often as usual
@@ -188,6 +185,6 @@ def test_threads_trace_at_once_while_another_computes() -> None:
             ended.set()
     finally:
         sys.setswitchinterval(before)
-    assert computing.result() > 0
+    computing.result()
     assert [one.result() for one in graphs] == [expected_graph] * len(graphs)
     assert (nn.Module.__call__, torch.zeros) == (own_call, own_zeros)
