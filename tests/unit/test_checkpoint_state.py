@@ -3,6 +3,7 @@
 import copy
 import logging
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,7 @@ SCHEDULES: dict[str, Callable[[Any], lr_scheduler.LRScheduler]] = {
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.ExponentialLR(o, 0.9)]
     ),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
 }
 
@@ -164,7 +166,9 @@ def test_a_schedule_goes_on_where_it_was(name: str, saved_at: int):
 
     def make() -> tuple[Any, Any]:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        return optimizer, SCHEDULES[name](optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CyclicLR warns that it sets momentum
+            return optimizer, SCHEDULES[name](optimizer)
 
     optimizer, scheduler = make()
     rates(scheduler, optimizer, saved_at)
