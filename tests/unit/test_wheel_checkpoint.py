@@ -1,10 +1,12 @@
 """Checkpoints of a parameter server: a resumed run equals the uninterrupted one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from halved import CASES, Case, Make, ManualWorker, batches, equal, serve
 from paceline.core.outcome import Epoch
@@ -27,7 +29,8 @@ def pair(
     make: Make = OPTIMIZERS["momentum"],
     num_workers: int = 2,
 ) -> tuple[ParameterServer, list[ManualWorker]]:
-    return serve(case, first, make, num_workers, staleness=None)
+    schedule = partial(CosineAnnealingWarmRestarts, T_0=7)
+    return serve(case, first, make, num_workers, schedule, staleness=None)
 
 
 def mlp(**options) -> ParameterServer:
@@ -59,7 +62,7 @@ def saved(server: ParameterServer, epochs: tuple[Epoch, ...] = ()) -> State:
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     name: str, first: str, optimizer: str
 ):
-    """Parameters, running means of the head, optimizer state and dropout's random numbers."""
+    """Parameters, running means, optimizer, schedule and dropout's random numbers."""
     case, make = CASES[name], OPTIMIZERS[optimizer]
     (whole, own), (before, lost), (after, again) = (pair(case, first, make) for _ in range(3))
     torch.manual_seed(8)
