@@ -19,6 +19,7 @@ from torch import nn
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc import tensor_parts
+from paceline.rpc.client import HubRestarted
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
@@ -287,7 +288,8 @@ def test_a_report_has_numbers_of_64_bits_and_a_parents_steps_are_checked():
         ChildReport.model_validate_json(told % 10**400)
     client = Mock()
     for steps in (b"[-1]", b'["a"]', b"3"):
-        client.request().result.return_value = Message("begin", parts=(memoryview(steps),))
+        reply = Message("begin", parts=(memoryview(steps),))
+        client.request().result.side_effect = [HubRestarted("anew"), reply, reply]
         with refused("steps"):
             ParentHub(client, "{}").begin(0)
 
