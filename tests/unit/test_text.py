@@ -44,11 +44,6 @@ class TestLibrary:
         assert b"class TestCase" in both  # unittest, but none of the library's own tests
         assert b"class RegressionTests(unittest.TestCase)" not in both
 
-    def test_without_source_it_is_refused(self, tmp_path: Path, monkeypatch: Any) -> None:
-        monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-        with refused(tmp_path):
-            load("text")
-
 
 class TestFile:
     def test_the_last_twentieth_is_for_testing(self, tmp_path: Path) -> None:
