@@ -207,11 +207,7 @@ def moving(layer):
     return replace(layer, forward=forward, backward=backward)
 
 
-# Parameters have the names that they have in models.
-BODY = replace(
-    CONV, parameters=tuple(replace(one, name=f"conv.{one.name}") for one in CONV.parameters)
-)
-NET = model(BODY, moving(FC1), moving(FC2))
+NET = model(CONV, moving(FC1), moving(FC2))
 
 
 @pytest.mark.parametrize("sub_batch", [None, 2, 6, 10, 24])
