@@ -14,13 +14,7 @@ from paceline.core.defaults import completed
 from paceline.core.reading import validated
 from paceline.core.settings import Interval, TrainSettings
 from paceline.core.strategy import Options
-from paceline.records.config_file import (
-    FILE_NAME,
-    merged,
-    read_config,
-    to_toml,
-    write_config,
-)
+from paceline.records.config_file import FILE_NAME, merged, read_config, to_toml, write_config
 from paceline.records.profile import validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import configuration, validated_rehearsal, validated_settings

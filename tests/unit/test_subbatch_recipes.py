@@ -24,12 +24,7 @@ from paceline.strategies.subbatch.loss import check_objective, label_message
 from paceline.strategies.subbatch.run import start
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.models.chained_head import bypassed, partition
-from paceline.training.recipes.losses import (
-    accuracy,
-    bits_per_byte,
-    class_loss,
-    next_token_loss,
-)
+from paceline.training.recipes.losses import accuracy, bits_per_byte, class_loss, next_token_loss
 from paceline.training.recipes.named import given
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
