@@ -61,12 +61,9 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(name, first, clip):
         plainly.zero_grad()
         if schedule:
             schedule.step()
+    learning = Learning(class_loss, clip_norm=clip)
     server, (hand,) = serve(
-        case,
-        first,
-        decaying,
-        schedule=halving if clip else None,
-        learning=Learning(class_loss, clip_norm=clip),
+        *(case, first, decaying), schedule=halving if clip else None, learning=learning
     )
     torch.manual_seed(21)
     losses = []

@@ -72,14 +72,9 @@ def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place=(0,
     for parameter in model.parameters():
         nn.init.zeros_(parameter)  # replaced by the parent's parameters
     halves, uplink = cut(model, CASE.inputs(), CUT), Direct(root, place)
-    child = ChildServer(
-        model,
-        halves,
-        Wheel(num_workers, staleness=staleness, gather=gather),
-        uplink,
-        num_steps=STEPS,
-        steps_per_epoch=EPOCH,
-    )
+    config = Wheel(num_workers, staleness=staleness, gather=gather)
+    options = {"num_steps": STEPS, "steps_per_epoch": EPOCH}
+    child = ChildServer(model, halves, config, uplink, **options)
     child.begin()
     for worker in range(num_workers):
         child.workers.add(worker)
