@@ -9,7 +9,7 @@ WIRE = 1000.0  # bytes per second
 
 
 def layer(name: str, *shapes: tuple[int, ...], out: int, seconds: float = 1.0) -> Layer:
-    parameters = tuple(Parameter(f"p{i}", shape) for i, shape in enumerate(shapes))
+    parameters = tuple(Parameter(f"{name}.p{i}", shape) for i, shape in enumerate(shapes))
     return Layer(name, parameters, 4 * BATCH * out, Cost(seconds * 1e9), Cost(2 * seconds * 1e9))
 
 
