@@ -191,6 +191,19 @@ def test_a_deep_copy_shares_no_memory(device):
     assert any(parameter.abs().sum().item() for parameter in model.parameters())
 
 
+def test_foreach_copies_lists_of_several_dtypes_or_layouts_tensor_by_tensor(device):
+    """The simulated device counts kernels as torch on CUDA, which copies 64 pairs per launch."""
+    on = device.torch_device
+    same = [torch.ones(4, 3).to(on) for _ in range(65)]
+    mixed = [*same[:2], torch.ones(3).half().to(on)]
+    turned = [*same[:2], torch.ones(3, 4).to(on).t()]
+    for tensors, count in ((same[:64], 1), (same, 2), (mixed, 3), (turned, 3)):
+        targets = [torch.empty(one.size(), dtype=one.dtype, device=on) for one in tensors]
+        device.commands.clear()
+        torch._foreach_copy_(targets, tensors)
+        assert device.commands["kernel"] == count
+
+
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),  # the stream
