@@ -25,7 +25,7 @@ from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import simulated_gpus
 
 NUM_SAMPLES, TOKENS = 40, 11
 ROWS = [torch.arange(10), torch.arange(10, 17), torch.tensor([39, 3]), torch.arange(5, 21)]
