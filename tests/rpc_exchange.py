@@ -157,13 +157,14 @@ class Ended(NamedTuple):
 def client_of(
     port: int,
     worker: int = 0,
+    run: str = RUN,
     keys: WorkerKeys | None = None,
     deadline_s: float = DEADLINE_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Client:
     """Return a joined client."""
     address = f"tcp://127.0.0.1:{port}"
-    return Client(address, RUN, worker, keys=keys, deadline_s=deadline_s, clock=clock)
+    return Client(address, run, worker, keys=keys, deadline_s=deadline_s, clock=clock)
 
 
 def work(port: int, steps: int = 3, nbytes: int = 1000, **options: Any) -> Ended:
