@@ -179,7 +179,7 @@ def simulated_gpus(count: int = 1, *, may_fail: bool = False) -> Iterator[list[S
 
 def _register() -> None:
     num_devices = guard().num_devices()  # before torch registers its Python guard
-    _setup_privateuseone_for_python_backend(NAME, DeviceModule(num_devices))
+    _setup_privateuseone_for_python_backend(NAME, DeviceModule())
     for name in _CREATING:
         made = partial(_created, attrgetter(name)(aten))
         _kernels.impl(name.removesuffix(".default"), made, "PrivateUse1")
