@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -23,6 +22,7 @@ from paceline.rpc.frames import FrameHeader, Message, MessageKind
 from paceline.rpc.keys import HubKeys, WorkerKeys
 from paceline.rpc.limits import RELEASE, Limits
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
+from processes import beside
 
 RUN, SETTINGS = "a-run", b'{"some": "settings"}'
 MIB = 1 << 20
@@ -46,20 +46,6 @@ def until(is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.005)
-
-
-def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
-    """Call a function in a new thread."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments, **options))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def stretched(seed: bytes, nbytes: int = 32) -> bytes:
