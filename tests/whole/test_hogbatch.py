@@ -112,34 +112,6 @@ def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     return lambda name, *more: ("train", f"own_recipes:{name}", *how, *size, *more)
 
 
-MINE = '''
-class Steps:
-    """Doubles the batch size from 8 to 64, independently of the other workers."""
-
-    def __init__(self, workers):
-        assert all(speed > 0 for speed in workers.speeds)
-        self.most = [64 for spec in workers.specs]
-
-    def next_batch(self, worker, updates, sizes):
-        return min(2 * sizes[worker] or 8, 64)
-
-'''
-
-
-@slow
-def test_a_users_policy_determines_the_batch_sizes(outcome, tmp_path: Path):
-    (tmp_path / "mine.py").write_text(MINE)
-    quick = ("--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
-    own = outcome(*TRAIN, *quick, "--strategy-option", "policy=mine:Steps")
-    assert own["config"]["policy"] == "mine:Steps"
-    for worker in own["workers"]:
-        sizes = [size for _, size in worker["batch_sizes"]]
-        # On a busy machine, a worker may get fewer than four batches.
-        assert sizes[:4] == [8, 16, 32, 64][: len(sizes)]
-    assert max(size for one in own["workers"] for _, size in one["batch_sizes"]) == 64
-    assert sum(worker["samples"] for worker in own["workers"]) == 2 * NUM_SAMPLES
-
-
 @slow
 def test_a_recipe_of_tokens_learns(outcome, training):
     how = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
