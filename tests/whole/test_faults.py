@@ -130,6 +130,12 @@ def in_training():
         model.first = getattr(model, "first", size)
         return os.environ["RANK"] == "1" and abs(size - model.first) > 1e-3
     return Bang(fails)
+
+
+def in_a_body():
+    # The hub uses the model, too.
+    body = Bang(lambda model: "worker" in sys.argv[0] and next(calls) > 50)
+    return nn.Sequential(body, nn.ReLU(), nn.Linear(10, 200), nn.ReLU(), nn.Linear(200, 10))
 """
 BANG = FAILING.splitlines().index('            raise RuntimeError("bang")') + 1
 PLACE = f"failing.py:{BANG}"
@@ -145,6 +151,9 @@ PLACE = f"failing.py:{BANG}"
         pytest.param("train", "in_training", 1, f"worker 1 at {PLACE}", marks=slow),
         pytest.param(
             "train --strategy local", "in_training", 1, f"worker 1 at {PLACE}", marks=slow
+        ),
+        pytest.param(
+            "train --strategy wheel", "in_a_body", 1, f"worker 0,1 at {PLACE}", marks=slow
         ),
     ],
 )

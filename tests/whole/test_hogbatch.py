@@ -17,6 +17,7 @@ from refusals import refused_field
 
 slow = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "programs"
+TESTS = PROGRAMS.parents[1]
 TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch", "--profile-s", "0.1")
 NUM_SAMPLES = 1438  # training samples of the digits
 Runs = dict[str, dict[str, Any]]
@@ -24,8 +25,9 @@ Runs = dict[str, dict[str, Any]]
 
 def runs_of(asked: list[str], folder: Path) -> Runs:
     """Run the arguments of resuming.py in one process; return the outcome of each run."""
-    words = " -- ".join(asked).split()
-    started = Started([sys.executable, str(PROGRAMS / "resuming.py"), *words], folder)
+    for path in (PROGRAMS / "resuming.py", TESTS / "small_recipes.py"):
+        shutil.copy(path, folder)
+    started = Started([sys.executable, "resuming.py", *" -- ".join(asked).split()], folder)
     try:
         done = started.finish(400)
         assert done.code == 0, done.err
@@ -106,7 +108,7 @@ def test_the_workers_of_a_killed_coordinator_end(start):
 @pytest.fixture
 def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     """Return a function that makes the command to train a recipe of own_recipes.py."""
-    shutil.copy(PROGRAMS.parents[1] / "own_recipes.py", tmp_path)
+    shutil.copy(TESTS / "own_recipes.py", tmp_path)
     how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--keep-all")
     size = ("--batch-size", "8")
     return lambda name, *more: ("train", f"own_recipes:{name}", *how, *size, *more)

@@ -1,6 +1,7 @@
 """Recipes that a Python program passes as objects, or that the command line names."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_killing_a_program_leaves_no_process(start, tmp_path):
         workers: set[int] = set()
         while len(workers) < 2:  # until both compute
             workers.add(int(computing.readline()))
-        begun.process.kill()
+        begun.process.send_signal(signal.SIGKILL)
         begun.finish()
     assert not begun.members()
     assert all(map(has_ended, workers))

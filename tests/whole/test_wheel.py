@@ -1,7 +1,6 @@
 """Strategy wheel with real processes: equal to plain SGD, planned bytes, and killed processes."""
 
 import json
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -125,30 +124,3 @@ def test_the_local_workers_of_a_killed_hub_end(start):
         run = start(*TRAIN, "--workers", "2", "--epochs", "9", "--checkpoint-every", "0.05s")
         assert run.process.wait() == -signal.SIGKILL
     assert not run.members()
-
-
-FAILING = """
-import sys
-from torch import nn
-
-class Bang(nn.Module):
-    calls = 0
-    def forward(self, values):
-        Bang.calls += 1
-        if "worker" in sys.argv[0] and Bang.calls > 50:
-            raise RuntimeError("bang")
-        return values
-
-def net():
-    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), Bang(), nn.Flatten(), nn.Linear(144, 200)
-    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(200, 10))
-"""
-
-
-@pytest.mark.slow
-def test_an_error_in_a_worker_is_reported_in_one_line(paceline, tmp_path: Path):
-    (tmp_path / "failing.py").write_text(FAILING)
-    done = paceline("train", "failing:net", *TRAIN[4:], "--epochs", "100")
-    assert (done.code, "Traceback" in done.err) == (1, False)
-    last = done.err.splitlines()[-1]
-    assert re.search(r"worker [01] .*RuntimeError: bang .* failing\.py:\d+", last)
