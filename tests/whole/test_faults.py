@@ -141,20 +141,21 @@ BANG = FAILING.splitlines().index('            raise RuntimeError("bang")') + 1
 PLACE = f"failing.py:{BANG}"
 
 
+IN_STEPS = [
+    ("train", "leaving", 1, "sys.exit(0)"),
+    ("train", "in_its_profile", 1, PLACE),
+    ("profile", "in_its_profile", 1, PLACE),
+    ("train", "in_training", 1, f"worker 1 at {PLACE}"),
+    ("train --strategy local", "in_training", 1, f"worker 1 at {PLACE}"),
+    ("train --strategy wheel", "in_a_body", 1, f"worker 0,1 at {PLACE}"),
+]
+
+
 @pytest.mark.parametrize(
     ("verb", "name", "code", "named"),
     [
         ("train", "at_once", 2, f"RuntimeError: bang (at {PLACE})"),
-        pytest.param("train", "leaving", 1, "sys.exit(0)", marks=slow),
-        pytest.param("train", "in_its_profile", 1, PLACE, marks=slow),
-        pytest.param("profile", "in_its_profile", 1, PLACE, marks=slow),
-        pytest.param("train", "in_training", 1, f"worker 1 at {PLACE}", marks=slow),
-        pytest.param(
-            "train --strategy local", "in_training", 1, f"worker 1 at {PLACE}", marks=slow
-        ),
-        pytest.param(
-            "train --strategy wheel", "in_a_body", 1, f"worker 0,1 at {PLACE}", marks=slow
-        ),
+        *(pytest.param(*one, marks=slow) for one in IN_STEPS),
     ],
 )
 def test_an_error_in_a_model_is_reported_with_its_line_and_leaves_no_folder(
