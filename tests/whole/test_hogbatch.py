@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,27 +95,19 @@ def test_a_run_ends_when_all_workers_are_killed(paceline):
     assert "Traceback" not in done.err
 
 
-@slow
-def test_the_workers_of_a_killed_coordinator_end(start):
-    with failpoints({"at": "epoch.begun", "epoch": 1, "do": "SIGKILL"}):
-        run = start("-m", "paceline", *TRAIN, "--workers", "cpu:1")
-        assert run.finish().code == -signal.SIGKILL
-    assert not run.members()
+HOW = ("--workers", "cpu:1,cpu:1", "--keep-all", "--batch-size", "8", *TRAIN[2:])
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """Return a function that makes the command to train a recipe of own_recipes.py."""
+def own_recipes(tmp_path: Path) -> None:
     shutil.copy(TESTS / "own_recipes.py", tmp_path)
-    how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--keep-all")
-    size = ("--batch-size", "8")
-    return lambda name, *more: ("train", f"own_recipes:{name}", *how, *size, *more)
 
 
 @slow
-def test_a_recipe_of_tokens_learns(outcome, training):
-    how = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
-    result = outcome(*training("tokens", *how))
+@pytest.mark.usefixtures("own_recipes")
+def test_a_recipe_of_tokens_learns(outcome):
+    more = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
+    result = outcome("train", "own_recipes:tokens", *HOW, *more)
     assert result["tokens_per_s"] == pytest.approx(12 * result["samples_per_s"])
     assert sum(row["samples"] for row in result["workers"]) == 6 * 64
     assert (result["faults"], result["lost"]) == ([], [])
@@ -125,8 +115,9 @@ def test_a_recipe_of_tokens_learns(outcome, training):
 
 
 @slow
-def test_a_sample_that_a_worker_cannot_read_ends_the_run_in_one_line(paceline, training):
-    done = paceline(*training("unreadable"))
+@pytest.mark.usefixtures("own_recipes")
+def test_a_sample_that_a_worker_cannot_read_ends_the_run_in_one_line(paceline):
+    done = paceline("train", "own_recipes:unreadable", *HOW)
     assert done.code == 2
     assert refused_field(done.err).startswith("worker ")
     assert "sample 40 " in done.err

@@ -16,7 +16,6 @@ WHOLE = Path(__file__).parent
 TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-s", "0.05")
 HUB = ("-m", "paceline", "hub", "lenet5", "--epochs", "3")
 ONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
-KILLED = {"at": "checkpoint.written", "do": "SIGKILL"}  # kills the hub: only it writes checkpoints
 
 
 @pytest.mark.slow
@@ -64,7 +63,7 @@ def test_a_run_from_the_command_line(start, tmp_path: Path, workers: int, option
 def test_a_killed_hub_resumes_from_its_checkpoint(start, worker_of, paceline, tmp_path: Path):
     assert paceline("keys", "keys").code == 0
     keys, kept = ("--keys", "keys"), ("--checkpoint-every", "0.05s")
-    with failpoints(KILLED):
+    with failpoints({"at": "checkpoint.written", "do": "SIGKILL"}):  # only hubs write them
         bind = ("--listen", "tcp://127.0.0.1:0", "--profile-s", "0")
         hub = start(*HUB, *ONE, *keys, *kept, *bind)
         address = address_of(hub)
@@ -116,11 +115,3 @@ def test_a_run_continues_without_killed_workers_until_none_is_left(start, killed
     assert {one.split()[1] for one in result["lost"]} == {"0", "1"}  # two lanes of one process
     assert all("SIGKILL" in one for one in result["lost"])
     assert len(result["epochs"]) == 2
-
-
-@pytest.mark.slow
-def test_the_local_workers_of_a_killed_hub_end(start):
-    with failpoints(KILLED):
-        run = start(*TRAIN, "--workers", "2", "--epochs", "9", "--checkpoint-every", "0.05s")
-        assert run.process.wait() == -signal.SIGKILL
-    assert not run.members()
