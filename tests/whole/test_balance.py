@@ -27,6 +27,14 @@ def test_a_faster_worker_gets_a_larger_batch_in_a_rehearsal(outcome, tmp_path):
     assert result["faults"] == []
 
 
+def test_a_run_balances_its_batches_and_learns(outcome):
+    options = ("--balance", "auto", "--keep-all", "--epochs", "3", "--profile-s", "0.5")
+    result = outcome("train", "lenet5", "--strategy", "host", *options)
+    assert sum(result["shares"]) == result["settings"]["batch_size"] == 64
+    assert result["accuracy"] > 0.8
+    assert result["faults"] == []
+
+
 def test_a_run_continues_with_one_worker_if_a_second_costs_time(outcome, tmp_path: Path):
     """Each step computes four samples and exchanges 17 MB."""
     (tmp_path / "mine.py").write_text(NET.format("nn.Linear(2000, 2000), nn.ReLU(),"))
