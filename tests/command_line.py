@@ -60,18 +60,10 @@ def write_run(folder: Path, predicted_s: float, measured_s: float) -> Path:
     folder.mkdir()
     timelines = steps(predicted_s, "predicted"), steps(measured_s, "measured")
     write_trace(folder / "trace.json", timelines)
-    row = plan_row(
-        strategy="allreduce",
-        workers=1,
-        step_s=predicted_s,
-        samples_per_s=1,
-        wire_nbytes_per_step=0,
-        why="computes",
-    )
     result = run_result(
         id=folder.name,
         settings=TrainSettings(model="lenet5", workers=1),
-        plans=(row,),
+        plans=(plan_row(workers=1, step_s=predicted_s),),
         predicted_step_s=predicted_s,
         step_s=measured_s,
         comparison=compare(*timelines),

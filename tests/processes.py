@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from paceline.links.processes import KEEPING_MEMORY, fork, module_command
 
 DEADLINE_S = 600.0  # for hanging commands; no test fails for being slow
 ENDING_S = 30.0  # time for the kernel to end processes on a busy machine
+_TIMEOUTS = TimeoutError, subprocess.TimeoutExpired
 
 
 def awaited(found: Callable[[], Any]) -> Any:
@@ -33,6 +35,20 @@ def awaited(found: Callable[[], Any]) -> Any:
         assert time.monotonic() < until
         time.sleep(0.05)
     return value
+
+
+def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
+    """Call a function in a new thread."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments, **options))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def is_running(pid: int) -> bool:
@@ -148,63 +164,42 @@ class _Forked:
     """A forked command, with the methods of Popen that tests use."""
 
     def __init__(self, command: list[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        self.args = command
         (out, stdout), (err, stderr) = os.pipe(), os.pipe()
         try:
             leading = module_command(str(LEADING), str(cwd), *command)
             fds = {0: _nothing(), 1: stdout, 2: stderr}
-            self._forked = fork(leading, environment, fds, fork_server())
+            self._forked = own = fork(leading, environment, fds, fork_server())
         finally:
             os.close(stdout)
             os.close(stderr)
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
-        self.pid = self._forked.pid
-        self._reading: list[threading.Thread] = []
-        self._found = ["", ""]
+        self.pid, self.poll, self.send_signal = own.pid, own.poll, own.send
+        self._outputs: list[Future[str]] = []
 
-    def poll(self) -> int | None:
-        return self._forked.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        until = time.monotonic() + (DEADLINE_S if timeout is None else timeout)
-        while (code := self.poll()) is None:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            self._forked.wait(left)
+    def wait(self, timeout: float = DEADLINE_S) -> int | None:
+        if not self._forked.wait(timeout):
+            raise TimeoutError
         self._forked.close()
-        return code
+        return self.poll()
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        until = time.monotonic() + (DEADLINE_S if timeout is None else timeout)
-
-        def read(number: int, stream: IO[str]) -> None:
-            self._found[number] = stream.read()
-            stream.close()
-
-        if not self._reading:
-            self._reading = [
-                threading.Thread(target=read, args=(number, stream), daemon=True)
-                for number, stream in enumerate((self.stdout, self.stderr))
-                if not stream.closed
-            ]
-            for thread in self._reading:
-                thread.start()
-        for thread in self._reading:
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
-                raise subprocess.TimeoutExpired(self.args, timeout)
+    def communicate(self, timeout: float) -> list[str]:
+        until = time.monotonic() + timeout
+        streams = self.stdout, self.stderr
+        self._outputs = self._outputs or [beside(_drained, one) for one in streams]
+        found = [one.result(max(0.0, until - time.monotonic())) for one in self._outputs]
         self.wait(max(0.1, until - time.monotonic()))
-        return self._found[0], self._found[1]
+        return found
 
     def close(self) -> None:
         """Close the output, unless a thread still reads it because another process has it open."""
-        if not any(thread.is_alive() for thread in self._reading):
+        if all(one.done() for one in self._outputs):
             self.stdout.close()
             self.stderr.close()
 
-    def send_signal(self, number: int) -> None:
-        self._forked.send(number)
+
+def _drained(stream: IO[str]) -> str:
+    with stream:
+        return stream.read()
 
 
 @contextlib.contextmanager
@@ -263,11 +258,11 @@ class Started:
         deadline_s = max(deadline_s, DEADLINE_S)
         try:
             out, err = self.process.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
+        except _TIMEOUTS:
             self.kill()
             try:
                 out, err = self.process.communicate(timeout=ENDING_S)
-            except subprocess.TimeoutExpired:
+            except _TIMEOUTS:
                 out, err = "a process outside the group", " keeps the output open"
             raise AssertionError(f"not done after {deadline_s:g} s: {out}{err}") from None
         return Finished(self.process.poll(), out, err)
@@ -288,9 +283,9 @@ class Started:
         """Close the output."""
         if isinstance(self.process, _Forked):
             self.process.close()
-            return
-        self.process.stdout.close()
-        self.process.stderr.close()
+        else:
+            self.process.stdout.close()
+            self.process.stderr.close()
 
     def workers(self) -> list[int]:
         """Return the process ids of the ranks in ascending order."""
@@ -299,7 +294,5 @@ class Started:
         )
 
     def kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return

@@ -1,6 +1,5 @@
 """A small network, its inner steps, and reference implementations of local updates."""
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,34 +50,32 @@ def vector(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().reshape(-1) for one in whole])
 
 
+def loop(worker: int) -> Loop:
+    """Return a worker's plain training loop."""
+    model = net()
+    optimizer = adamw(model)
+    return model, [optimizer], lambda number: inner_step(model, optimizer, worker, number)
+
+
 def naive(num_steps: list[int], sync_every: list[int]) -> Tensor:
     """Train with DiLoCo in one process, with one fragment and no delay."""
-    start = net()
-    models = [copy.deepcopy(start) for _ in num_steps]
-    optimizers = [adamw(one) for one in models]
-    group, velocity, done = vector(start), torch.zeros_like(vector(start)), [0] * len(models)
-    while True:
-        taken = [
-            min(every, count - step)
-            for every, count, step in zip(sync_every, num_steps, done, strict=True)
-        ]
-        if not any(taken):
-            return group
-        mean = torch.zeros_like(group)
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            for step in range(done[rank], done[rank] + taken[rank]):
-                inner_step(model, optimizer, rank, step)
-            mean += (group - vector(model)) * taken[rank] / sum(taken)
-            done[rank] += taken[rank]
-        velocity = OUTER_MOMENTUM * velocity + mean
-        group = group - OUTER_RATE * (OUTER_MOMENTUM * velocity + mean)
-        for model in models:
-            nn.utils.vector_to_parameters(group.clone(), model.parameters())
+    loops = [loop(worker) for worker in range(len(num_steps))]
+    return averaged(loops, num_steps, sync_every, OUTER_RATE, OUTER_MOMENTUM)
 
 
-def averaged(loops: list[Loop], num_steps: list[int], sync_every: list[int]) -> Tensor:
-    """Average workers, weighted by their steps, after each worker's round and at the end."""
+def averaged(
+    loops: list[Loop],
+    num_steps: list[int],
+    sync_every: list[int],
+    rate: float = 1.0,
+    momentum: float = 0.0,
+) -> Tensor:
+    """Average workers, weighted by their steps, after each worker's round and at the end.
+
+    The outer step is Nesterov's; without its arguments the model is the average.
+    """
     group = vector(loops[0][0])
+    velocity = torch.zeros_like(group)
     workers = [taken_steps(*one) for one in zip(loops, num_steps, strict=True)]
     while True:
         rounds = zip(map(range, sync_every), workers, strict=True)
@@ -86,7 +83,9 @@ def averaged(loops: list[Loop], num_steps: list[int], sync_every: list[int]) -> 
         if not any(counts):
             return group
         sums = [count * vector(loop[0]) for count, loop in zip(counts, loops, strict=True)]
-        group = (sums[0] + sums[1]) / sum(counts)
+        mean = group - (sums[0] + sums[1]) / sum(counts)
+        velocity = momentum * velocity + mean
+        group = group - rate * (momentum * velocity + mean)
         for model, _, _ in loops:
             nn.utils.vector_to_parameters(group.clone(), trainable(model))
 

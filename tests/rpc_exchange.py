@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -23,6 +22,7 @@ from paceline.rpc.frames import FrameHeader, Message, MessageKind
 from paceline.rpc.keys import HubKeys, WorkerKeys
 from paceline.rpc.limits import RELEASE, Limits
 from paceline.rpc.server import Joined, Lost, RpcRequest, Server
+from processes import beside
 
 RUN, SETTINGS = "a-run", b'{"some": "settings"}'
 MIB = 1 << 20
@@ -46,20 +46,6 @@ def until(is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.005)
-
-
-def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future[Any]:
-    """Call a function in a new thread."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments, **options))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def stretched(seed: bytes, nbytes: int = 32) -> bytes:
@@ -209,18 +195,12 @@ def _step(client: Client, steps: int, nbytes: int) -> bool:
 class Raw(Closed):
     """A worker whose frames a test chooses."""
 
-    def __init__(self, port: int, worker: int = 0) -> None:
+    def __init__(self, port: int) -> None:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.linger = 1000
         self._socket.sndhwm = 4  # limits the frames that the hub has not received yet
         self._socket.sndtimeo = self._socket.rcvtimeo = int(1000 * DEADLINE_S)
         self._socket.connect(f"tcp://127.0.0.1:{port}")
-        self.worker = worker
-
-    def header(
-        self, kind: MessageKind, sequence: int = 0, acknowledged: int = 0, **more: Any
-    ) -> FrameHeader:
-        return FrameHeader(kind, self.worker, sequence, acknowledged, **more)
 
     def frames(self, *sent: bytes) -> None:
         self._socket.send_multipart(sent)
@@ -229,31 +209,31 @@ class Raw(Closed):
         for piece in frames.split(header, Message(topic, parts=parts)):
             self.frames(piece.frame, piece.payload)
 
-    def push(self, sequence: int, acknowledged: int = 0, payload: bytes = b"a push") -> None:
-        self.send(self.header(MessageKind.REQUEST, sequence, acknowledged), payload, topic="push")
+    def push(self, sequence: int) -> None:
+        self.send(FrameHeader(MessageKind.REQUEST, sequence=sequence), b"a push", topic="push")
 
     def half_a_push(self, sequence: int, nbytes: int) -> None:
         """Send the first half of a push of `nbytes` bytes."""
         message = Message("push", parts=(bytes(nbytes),))
-        whole = next(iter(frames.split(self.header(MessageKind.REQUEST, sequence), message)))
+        whole = next(frames.split(FrameHeader(MessageKind.REQUEST, sequence=sequence), message))
         part = bytes(nbytes // 2)
         self.frames(frames.pack(replace(frames.unpack(*whole), offset=0), part), part)
 
-    def join(self, token: bytes = bytes(8), release: str = RELEASE) -> tuple[bytes, int]:
+    def join(self, token: bytes = bytes(8)) -> tuple[bytes, int]:
         """Join; return the session's token, and the number of the hub's last request."""
-        self.hello(token, release)
+        self.hello(token)
         header, payload = self.receive(MessageKind.WELCOME)
         return payload[:8], header.sequence
 
     def hello(self, token: bytes = bytes(8), release: str = RELEASE) -> None:
-        self.send(self.header(MessageKind.HELLO), RUN.encode(), release.encode(), token)
+        self.send(FrameHeader(MessageKind.HELLO), RUN.encode(), release.encode(), token)
 
-    def receive(self, *kinds: MessageKind) -> tuple[FrameHeader, bytes]:
-        """Return the next message of these kinds."""
+    def receive(self, kind: MessageKind) -> tuple[FrameHeader, bytes]:
+        """Return the next message of this kind."""
         while True:
             frame, payload = self._socket.recv_multipart()
             header = frames.unpack(frame, payload)
-            if header.kind in kinds:
+            if header.kind is kind:
                 return header, payload
 
     def close(self) -> None:

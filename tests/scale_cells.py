@@ -26,10 +26,10 @@ def cell(method: str = "allreduce", workers: int = 1, batch: int = 16, **facts: 
     return ScaleCell(method=method, workers=workers, batch=batch, **(usual | facts))
 
 
-def failed(method: str = "allreduce", workers: int = 1, batch: int = 16) -> ScaleCell:
+def failed(method: str = "allreduce") -> ScaleCell:
     """Return a failed cell."""
     facts = {"scaling": "strong", "kind": "measured", "error": "worker 1 was ended by SIGKILL"}
-    return ScaleCell(method=method, workers=workers, batch=batch, **facts)
+    return ScaleCell(method=method, workers=1, batch=16, **facts)
 
 
 def study(

@@ -29,18 +29,20 @@ class Rows(Dataset):
 
 
 class Network(nn.Module):
-    """A network with two inputs, dropout, and running statistics if `has_norm`."""
+    """A network with two inputs, two dropouts, and running statistics if `has_norm`."""
 
-    def __init__(self, num_outputs: int, *, has_norm: bool, dropout: float) -> None:
+    def __init__(
+        self, num_outputs: int, *, has_norm: bool, dropout: float, late_dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.body, self.norm = nn.Linear(6, 16), nn.BatchNorm1d(16) if has_norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.late_dropout = nn.Dropout(dropout), nn.Dropout(late_dropout)
         self.hidden, self.head = nn.Linear(16, 12), nn.Linear(12, num_outputs)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the outputs of a batch."""
         features = self.dropout(self.norm(self.body(torch.cat((left, right), 1))).relu())
-        return self.head(self.hidden(features).relu())
+        return self.head(self.late_dropout(self.hidden(features).relu()))
 
 
 def with_dropout() -> Recipe:
@@ -54,9 +56,12 @@ def plain() -> Recipe:
 
 
 def classes() -> Recipe:
-    """Return a classification recipe with dropout and AdamW, for `subbatch` and `hogbatch`."""
+    """Return a classification recipe with dropout and AdamW, for `subbatch` and `hogbatch`.
+
+    `subbatch` splits the layers around the second dropout.
+    """
     return Recipe(
-        model=lambda: Network(4, has_norm=False, dropout=_DROPOUT),
+        model=lambda: Network(4, has_norm=False, dropout=_DROPOUT, late_dropout=_DROPOUT),
         train=Rows(600, 0, has_classes=True),
         test=Rows(90, 1, has_classes=True),
         loss=nn.functional.cross_entropy,

@@ -65,17 +65,17 @@ class Split:
             schedule=schedule,
         )
 
-    def shares(self, first: int = 0) -> Iterator[Share]:
-        for step in itertools.count(first):
+    def shares(self) -> Iterator[Share]:
+        for step in itertools.count():
             inputs, targets, counts = self.batch(step, self.size)
             inputs, targets = tree_map(
                 lambda whole, of=counts: whole.split(of)[self.rank], (inputs, targets)
             )
             yield Share(inputs, targets, 1.0)
 
-    def losses(self, num_steps: int, first: int = 0) -> list[float]:
+    def losses(self, num_steps: int) -> list[float]:
         """Train `num_steps` steps, and return their losses."""
-        source = self.shares(first)
+        source = self.shares()
         return [float(self.trainer.step(source)) for _ in range(num_steps)]
 
     def whole(self) -> nn.Module:

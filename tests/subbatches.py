@@ -1,6 +1,6 @@
 """Models whose head can be split, and rings of devices, for tests of strategy subbatch."""
 
-from boxes import box, link
+from boxes import box, ring
 from paceline.core.machine import Machine
 from paceline.core.workload import Cost, Layer, Parameter, Workload
 
@@ -9,7 +9,7 @@ WIRE = 1000.0  # bytes per second
 
 
 def layer(name: str, *shapes: tuple[int, ...], out: int, seconds: float = 1.0) -> Layer:
-    parameters = tuple(Parameter(f"p{i}", shape) for i, shape in enumerate(shapes))
+    parameters = tuple(Parameter(f"{name}.p{i}", shape) for i, shape in enumerate(shapes))
     return Layer(name, parameters, 4 * BATCH * out, Cost(seconds * 1e9), Cost(2 * seconds * 1e9))
 
 
@@ -26,7 +26,5 @@ NET = model(CONV, FC1, FC2)
 
 
 def ring_of(count: int, nbytes_per_s: float = WIRE, **device) -> Machine:
-    gpus = [f"gpu{i}" for i in range(count)]
-    pairs = zip(gpus, gpus[1:] + gpus[:1], strict=True)
-    links = [link(one, other, nbytes_per_s) for one, other in pairs] if count > 1 else []
+    links = ring([f"gpu{i}" for i in range(count)], nbytes_per_s)
     return box(*["gpu"] * count, links=links, device=device)

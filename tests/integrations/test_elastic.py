@@ -1,4 +1,4 @@
-"""Elastic workers under torchrun, with workers that are killed, stopped or new."""
+"""Elastic workers under torchrun, one of which is stopped for longer than a deadline."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,25 +41,25 @@ class Cluster:
         pid: int = awaited(lambda: next((pid for pid in children() if state_of(pid) in "Tt"), None))
         return pid
 
-    def steps(self, name: str) -> tuple[int, int, int]:
-        """Return a worker's steps, its optimizer's steps at the start, and the worker count."""
+    def steps(self, name: str) -> tuple[int, int]:
+        """Return a worker's steps and the number of workers."""
         path = self.folder / f"{name}.steps"
-        steps, begun, workers = json.loads(awaited(lambda: path.exists() and path.read_text()))
-        return steps, begun, workers
+        steps, workers = json.loads(awaited(lambda: path.exists() and path.read_text()))
+        return steps, workers
 
     def await_steps(self, name: str, count: int) -> None:
         awaited(lambda: self.steps(name)[0] >= count)
 
     def await_workers(self, name: str, count: int) -> None:
-        awaited(lambda: self.steps(name)[2] == count)
+        awaited(lambda: self.steps(name)[1] == count)
 
-    def end(self, *names: str) -> list[dict[str, Any]]:
-        """Let all workers end; return the results of the named workers."""
+    def end(self, *names: str) -> list[str]:
+        """Let all workers end; return digests of the named workers' states."""
         (self.folder / "end").touch()
         for name in names:
             done = self.agents[name].finish()
             assert done.code == 0, done.err[-5000:]
-        return [json.loads((self.folder / f"{name}.json").read_text()) for name in names]
+        return [(self.folder / f"{name}.bits").read_text() for name in names]
 
 
 @pytest.fixture
@@ -70,40 +69,13 @@ def cluster(start: Callable[..., Started], tmp_path: Path, monkeypatch) -> Itera
         yield Cluster(start, tmp_path)
 
 
-def equal(found: list[dict[str, Any]]) -> bool:
-    return len({one["bits"] for one in found}) == 1
-
-
-def fault(do: str, after: str) -> dict[str, Any]:
-    return {"at": "local.exchange", "after": after, "visit": 4, "do": do}
-
-
-@pytest.mark.parametrize("after", ["start", "mean"])
-def test_the_others_continue_without_a_killed_worker_and_a_new_one_joins(
-    cluster: Cluster, after: str
-) -> None:
-    for name in ("a", "b"):
-        cluster.start(name)
-    with failpoints(fault("SIGKILL", after)):
-        cluster.start("c")
-    assert cluster.agents["c"].finish().code != 0
-    for name in ("a", "b"):
-        cluster.await_workers(name, 2)
-    cluster.start("d")
-    steps, begun, workers = cluster.steps("d")
-    assert (workers, steps) == (3, begun)  # the optimizer's state comes from a peer
-    assert steps > 0
-    cluster.await_steps("d", steps + 10)
-    assert equal(cluster.end("a", "b", "d"))
-
-
 @pytest.mark.parametrize("after", ["start", "headers", "mean"])
 def test_a_stopped_worker_is_left_out_and_rejoins_with_the_others_bits(
     cluster: Cluster, after: str
 ) -> None:
     for name in ("a", "b"):
         cluster.start(name)
-    with failpoints(fault("SIGSTOP", after)):
+    with failpoints({"at": "local.exchange", "after": after, "visit": 4, "do": "SIGSTOP"}):
         cluster.start("c")
     stopped = cluster.stopped("c")
     for name in ("a", "b"):
@@ -112,4 +84,4 @@ def test_a_stopped_worker_is_left_out_and_rejoins_with_the_others_bits(
     os.kill(stopped, signal.SIGCONT)
     cluster.await_steps("c", steps)
     cluster.await_workers("a", 3)
-    assert equal(cluster.end("a", "b", "c"))
+    assert len(set(cluster.end("a", "b", "c"))) == 1

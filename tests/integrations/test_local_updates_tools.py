@@ -144,33 +144,6 @@ def fitted(
     return vector(task), task.net.seen
 
 
-def with_lightning(
-    num_steps: list[int], sync_every: list[int], options: dict[str, Any]
-) -> tuple[Tensor, Batches]:
-    rank = dist.get_rank()
-    return fitted(num_steps[rank], sync_every=sync_every[rank], outer="average", **options)
-
-
-EACH = ([NUM_STEPS] * 2, [SYNC_EVERY] * 2)
-FEWER = ([2, 8], [1, 4])  # steps of the first worker
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "sync_every", "options"),
-    [
-        *((*EACH, {"by_hand": by_hand, "strategy": name})
-          for by_hand in (False, True) for name in ("ddp", "paceline")),
-        ([5, 5], [2, 2], {"per_step": 2}),
-        (*FEWER, {}),
-    ],
-)  # fmt: skip
-def test_lightning_averages_models_instead_of_gradients(
-    pair: Any, num_steps: list[int], sync_every: list[int], options: dict[str, Any]
-) -> None:
-    found = pair(with_lightning, num_steps, sync_every, options)
-    check(found, sync_every, options.get("per_step", 1))
-
-
 def with_lightning_resumed(folder: str) -> list[Tensor]:
     """Train for two epochs of ten steps; train the second again from the first's checkpoint."""
     options: dict[str, Any] = {"num_steps": 20, "momentum": 0.0, "sync_every": 5}
@@ -224,16 +197,33 @@ def trainer_trained(
     return vector(model), model.seen
 
 
-def with_trainer(num_steps: list[int], sync_every: list[int]) -> tuple[Tensor, Batches]:
-    rank = dist.get_rank()
-    return trainer_trained(num_steps[rank], sync_every=sync_every[rank], outer="average")
+def by_tool(
+    tool: str, num_steps: list[int], sync_every: list[int], options: dict[str, Any]
+) -> tuple[Tensor, Batches]:
+    """Train with this rank's number of steps, and of steps per round."""
+    rank, train = dist.get_rank(), {"lightning": fitted, "transformers": trainer_trained}[tool]
+    return train(num_steps[rank], sync_every=sync_every[rank], outer="average", **options)
 
 
-@pytest.mark.parametrize(("num_steps", "sync_every"), [EACH, FEWER])
+EACH = ([NUM_STEPS] * 2, [SYNC_EVERY] * 2)
+FEWER = ([2, 8], [1, 4])  # steps of the first worker
+
+
+@pytest.mark.parametrize(
+    ("tool", "num_steps", "sync_every", "options"),
+    [
+        *(("lightning", *EACH, {"by_hand": by_hand, "strategy": name})
+          for by_hand in (False, True) for name in ("ddp", "paceline")),
+        ("lightning", [5, 5], [2, 2], {"per_step": 2}),
+        *((tool, *FEWER, {}) for tool in ("lightning", "transformers")),
+        ("transformers", *EACH, {}),
+    ],
+)  # fmt: skip
 def test_a_trainer_averages_models_instead_of_gradients(
-    pair: Any, tmp_path: Path, num_steps: list[int], sync_every: list[int]
+    pair: Any, tmp_path: Path, tool: str, num_steps: list[int], sync_every: list[int], options: Any
 ) -> None:
-    check(pair(with_trainer, num_steps, sync_every, cwd=tmp_path), sync_every)
+    found = pair(by_tool, tool, num_steps, sync_every, options, cwd=tmp_path)
+    check(found, sync_every, options.get("per_step", 1))
 
 
 def with_trainer_resumed(folder: str) -> list[Tensor]:

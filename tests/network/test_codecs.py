@@ -9,25 +9,19 @@ import pytest
 from host import missing
 from hosts import TwoHosts
 
-from codec_training import POISONED, poisoned, same
+from codec_training import check_poisoned, same
 from processes import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parent / "programs" / "codecs.py"
-SECOND = "_of_whom_the_second_has_it"
-# Per case: the numbers of the optimizers that raise, and the number of skipped steps.
+# Per case: the optimizers that raise, and the number of skipped steps. Only the first optimizer
+# has non-finite gradients, because layers are sent separately; the second changes nothing.
 POISONED_CASES = {
     "nan_raises_by_default": ([0], 0),
     "infinity_is_skipped": ([], 1),
-    # The optimizer of the layer raises, in either order; the other changes nothing.
-    "two_optimizers_raise": ([0], 0),
-    f"two_optimizers_raise{SECOND}": ([1], 0),
-    "two_optimizers_skip": ([], 1),
-    f"two_optimizers_skip{SECOND}": ([], 1),
+    "grad_scaler": ([], 0),
 }
-# With two optimizers only one has non-finite gradients, because layers are sent separately.
-SCALED = ("grad_scaler", "grad_scaler_of_a_fused_optimizer", "two_optimizers_of_a_grad_scaler")
 OTHER = ("right_gradients", "many_steps_of_one_bit", "auto", "bytes_between")
 REFUSED = ("other_codecs", "float64")
 Found = dict[str, list[Any]]  # the outcomes of each case, by rank
@@ -39,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     problem = missing()
     if problem:
         pytest.skip(problem)
-    command = [sys.executable, str(PROGRAM), *OTHER, *REFUSED, *POISONED_CASES, *SCALED]
+    command = [sys.executable, str(PROGRAM), *OTHER, *REFUSED, *POISONED_CASES]
     environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     place = tmp_path_factory.mktemp("hosts")
     with TwoHosts(rate=None) as hosts:
@@ -94,15 +88,5 @@ def test_a_codec_that_ranks_cannot_use_is_refused_on_all(found: Found, name: str
 
 @pytest.mark.parametrize("name", POISONED_CASES)
 def test_a_non_finite_gradient_raises_or_is_skipped_on_all_ranks(found: Found, name: str) -> None:
-    raising, num_skipped = POISONED_CASES[name]
-    outcome = poisoned(found[name])
-    raised = [[step, which] for step, which, _ in outcome["raised"]]
-    assert raised == [[POISONED, which] for which in raising]
-    assert outcome["counts"][1] == num_skipped
-    assert outcome["bits"] == outcome.get("without", outcome["bits"])
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_a_grad_scaler_skips_the_step_without_an_error(found: Found, name: str) -> None:
-    outcome = poisoned(found[name])
-    assert (outcome["raised"], outcome["scale"]) == ([], 512.0)
+    check_poisoned(found[name], *POISONED_CASES[name])
+    assert found[name][0]["num_nonfinite"] >= 1

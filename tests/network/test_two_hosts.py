@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hosts import Finished
+from hosts import Finished, TwoHosts
 from safetensors.torch import load_file
 
 from paceline.records.machine_file import read_machine
-from processes import Started
+from processes import DEADLINE_S, Started
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +20,18 @@ TESTS = Path(__file__).parents[1]
 PROGRAMS = TESTS / "network" / "programs"
 CUT_S = 20.0
 OnHosts = Callable[..., tuple[Finished, Finished]]
+
+
+@pytest.fixture
+def on_hosts(hosts: TwoHosts, tmp_path: Path) -> OnHosts:
+    """Run `python ARGUMENTS` as `per_host` ranks on each host, and wait for both hosts."""
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def run(per_host: int, *arguments: str) -> tuple[Finished, Finished]:
+        command = [sys.executable, *arguments]
+        return hosts.run(command, per_host, environment, cwd=tmp_path, deadline_s=DEADLINE_S)
+
+    return run
 
 
 def succeeded(finished: tuple[Finished, Finished]) -> tuple[Finished, Finished]:

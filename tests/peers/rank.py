@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch.distributed as dist
-from listed import MODULE
-from on_cpu import NUM_RANKS, imported
+from on_cpu import MODULE, NUM_RANKS, imported
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,15 +45,8 @@ Auto, AllReduce, Tree, Host = (
     _class(name, paceline.DataParallel, exchange=name.lower())
     for name in ("Auto", "AllReduce", "Tree", "Host")
 )
-
-
-STAND_INS: dict[str, type[nn.Module]] = {
-    "ddp": Torch,
-    "auto": Auto,
-    "allreduce": AllReduce,
-    "tree": Tree,
-    "host": Host,
-}
+STAND_INS: dict[str, type[nn.Module]] = {"ddp": Torch}
+STAND_INS |= {"auto": Auto, "allreduce": AllReduce, "tree": Tree, "host": Host}
 
 
 @cache

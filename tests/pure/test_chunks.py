@@ -39,14 +39,6 @@ def test_chunks_follow_section_4_2(num_layers, size, expected):
     assert [[num_layers - i for i in part] for part in chunks(num_layers, size)] == expected
 
 
-@given(st.integers(1, 200), st.integers(1, 250))
-def test_every_layer_is_in_one_chunk_in_order(num_layers, size):
-    parts = chunks(num_layers, size)
-    assert [i for part in parts for i in part] == list(range(num_layers))
-    assert {len(part) for part in parts} <= {1, size}
-    assert len(parts[-1]) == 1
-
-
 @pytest.mark.parametrize(
     ("num_layers", "sizes"),
     [(1, (1,)), (4, (1, 2, 3)), (156, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128))],

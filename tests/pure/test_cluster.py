@@ -5,8 +5,6 @@ from itertools import combinations
 from math import prod
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from boxes import (
@@ -237,24 +235,6 @@ def test_exchanges_between_hosts_have_exactly_these_tasks_and_hide_behind_backwa
     layers, config = chain((20, 4), (20, NBYTES)), Hierarchy(workers=4)
     repeated = lambda n: plan_hierarchy(layers, machine, config, Window(n))  # noqa: E731
     assert period(repeated, WithoutUpdate(machine), 3) == pytest.approx(40, rel=1e-3)
-
-
-@given(
-    st.lists(st.integers(2, 3), min_size=1, max_size=2),
-    st.integers(1, 10**6),
-    st.floats(0, 1e-2),
-    st.floats(1e3, 1e9),
-)
-def test_rings_of_groups_send_the_bytes_of_one_ring_by_fewer_messages(
-    sizes, count, latency_s, pace
-):
-    # Each pair of hosts has a link, so each of n hosts sends 2 (n - 1) / n of the bytes.
-    n = prod(sizes)
-    num_messages = 2 * sum(size - 1 for size in sizes)
-    expected = 2 * (n - 1) / n * 4 * count / pace + num_messages * latency_s
-    copies_s = 2 * 4 * count / 1e18 + 2 * 4 * count / 1e18
-    found = seconds(grouped(sizes, pace, latency_s), 4 * count)
-    assert found == pytest.approx(expected + copies_s, rel=1e-6)
 
 
 def test_servers_add_and_update_their_share_and_send_at_once():

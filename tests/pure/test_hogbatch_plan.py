@@ -1,7 +1,6 @@
 """Plans of hogbatch against closed forms: updates, policies, stages, costs, memory."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -29,27 +28,6 @@ def test_staleness_is_the_ratio_of_speeds():
     assert (set(missed["cpu0"]), set(missed["cpu1"])) == ({4, 5}, {0, 1})
     mean = sum(number * count for number, count in missed["cpu0"].items()) / missed["cpu0"].total()
     assert mean == pytest.approx(4.25, rel=0.02)
-
-
-@given(
-    speeds=st.lists(st.floats(0.5, 300), min_size=2, max_size=4),
-    alpha=st.floats(1.1, 5),
-    least=st.integers(1, 8),
-    factor=st.integers(1, 64),
-    threads=st.integers(1, 5),
-)
-def test_adaptive_stays_within_thresholds_and_steps(speeds, alpha, least, factor, threads):
-    bounds, machine = (least, least * factor), at_speeds(*speeds)
-    config = Hogbatch(workers=len(speeds), threads=threads, cpu_batch=bounds, alpha=alpha)
-    timeline = simulate(plan(per_sample(64), machine, config, Window(6)), Roofline.of(machine))
-    low, high = (threads * bound for bound in bounds)
-    total = 6 * 64 * len(speeds)
-    assert total <= sum(num_samples(timeline).values()) < total + len(speeds) * high
-    for done in updates(timeline).values():
-        sizes = [one.num_samples for one in done]
-        assert all(low <= size <= high for size in sizes)
-        steps = pairwise(sizes)
-        assert all(one / alpha - 1 <= other <= one * alpha + 1 for one, other in steps)
 
 
 @given(

@@ -56,16 +56,17 @@ def test_batches_stay_within_thresholds(bounds, spec, batch_size, expected):
 @pytest.mark.parametrize(
     ("updates", "size", "expected"),
     [
-        ((4, 5, 6), 32, 16),  # fewer updates than all others: halved
+        ((4, 5, 6), 32, 12),  # fewer updates than all others: divided by 2.5, and rounded down
         ((5, 5, 6), 32, 32),  # as few as another worker: unchanged
         ((6, 5, 6), 32, 32),
-        ((7, 5, 6), 32, 64),  # more updates than all others: doubled
+        ((7, 5, 6), 33, 83),  # more updates than all others: multiplied, and rounded up
         ((4, 5, 6), 5, 4),  # limited by a threshold
         ((7, 5, 6), 60, 100),
     ],
 )
 def test_adaptive_is_algorithm_2(updates, size, expected):
-    policy = AdaptivePolicy((32, 32, 32), (4, 4, 4), (100, 100, 100))
+    config = Hogbatch(cpu_batch=(4, 100), alpha=2.5)
+    policy = policy_of(config, [WorkerSpec("cpu", 1)] * 3, (1.0,) * 3, 32)
     assert policy.next_batch(0, updates, (size, 1, 1)) == expected
 
 
@@ -88,20 +89,17 @@ def test_updates_that_other_threads_overwrite_do_not_count():
     assert (config.weighted(CPU, 10), config.weighted(GPU, 10)) == (5, 10)
 
 
-class Growing:
-    """Increases each batch by one sample, up to twice the run's batch size."""
-
-    def __init__(self, workers):
-        self.most = [2 * workers.batch_size] * len(workers.specs)
-        self.asked = []
-
-    def next_batch(self, worker, updates, sizes):
-        self.asked.append((worker, updates))
-        return min(sizes[worker] + 1, self.most[worker])
-
-
 class Nested:
-    Growing = Growing
+    class Growing:
+        """Increases each batch by one sample, up to twice the run's batch size."""
+
+        def __init__(self, workers):
+            self.most = [2 * workers.batch_size] * len(workers.specs)
+            self.asked = []
+
+        def next_batch(self, worker, updates, sizes):
+            self.asked.append((worker, updates))
+            return min(sizes[worker] + 1, self.most[worker])
 
 
 class Boundless:

@@ -142,18 +142,11 @@ def test_additions_of_cores_run_at_the_speed_of_the_memory_and_not_of_layers():
 
 def test_a_worker_updates_after_it_has_received_and_forwarded_the_means():
     machine = box(*["gpu"] * 4, links=between_all(4, 1000.0))
-    tasks = plan_tree(chain((1, NBYTES)), machine, Tree(workers=4), Window(2))
-    ends = {s.name: s for s in simulate(tasks, WithoutUpdate(machine)).spans}
-    for rank in (1, 2, 3):
-        assert ends[f"s0/step@worker{rank}"].start_s >= ends[f"s0/send[down{rank}]"].end_s
-        assert after(tasks[f"s1/load@worker{rank}"]) == (f"s0/step@worker{rank}",)
+    tasks = plan_tree(chain((1, NBYTES)), machine, Tree(workers=4), Window(1))
     assert after(tasks["s0/send[down2]"]) == ("s0/reduce[2]@worker0",)
     # A worker first sends to all its children, the nearest last.
-    assert after(tasks["s0/step@worker0"]) == ("s0/send[down1]",)
-    assert after(tasks["s0/step@worker2"]) == ("s0/send[down3]",)
-    # The largest distance first, so that both halves of the tree proceed in parallel.
-    assert ends["s0/send[down1]"].start_s == ends["s0/send[down3]"].start_s
-    assert ends["s0/send[down2]"].end_s == ends["s0/send[down1]"].start_s
+    for worker, message in enumerate(("down1", "down1", "down3", "down3")):
+        assert after(tasks[f"s0/step@worker{worker}"]) == (f"s0/send[{message}]",)
 
 
 NBYTES_PER_S, ADDS_PER_S, SYNC_S = 1e6, 5e6, 0.01

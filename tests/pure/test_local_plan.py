@@ -11,6 +11,7 @@ from boxes import after, at_speeds, box, chain, codec_speed, link, named
 from findings import numbers
 from paceline.core.cost import Roofline, layer_times
 from paceline.core.machine import Machine
+from paceline.core.rounds import AVERAGE, OuterStep, Rounds
 from paceline.core.simulate import period
 from paceline.core.strategy import StepsToLoss, Window
 from paceline.core.workload import Cost, Layer, Parameter, Workload
@@ -161,22 +162,12 @@ def test_messages_that_use_the_workers_cores_do_not_overlap_steps():
         assert found >= 10 * STEP_S + NBYTES / PACE
 
 
-@given(st.integers(1, 9), st.lists(st.integers(1, 500), min_size=9, max_size=12))
-def test_layers_are_dealt_to_fragments_in_turn(fragments, sizes):
-    work = chain(*((1.0, 4 * size) for size in sizes))
-    dealt = fragments_of(work, Local(sync_every=100, fragments=fragments))
-    names = [[layer.name for layer in fragment] for fragment in dealt]
-    assert names == [
-        [f"l{i}" for i in range(len(sizes)) if i % fragments == p] for p in range(fragments)
-    ]
-
-
-def test_layers_without_parameters_are_in_no_fragment():
-    work = two_layers()
-    bare = Layer("bare", (), 0, Cost(), Cost())
-    between = replace(work, layers=(work.layers[0], bare, work.layers[1]), backward_order=(2, 1, 0))
+def test_layers_with_parameters_are_dealt_to_fragments_in_turn():
+    work, bare = chain(*[(1.0, 4)] * 5), Layer("bare", (), 0, Cost(), Cost())
+    order = tuple(reversed(range(6)))
+    between = replace(work, layers=(work.layers[0], bare, *work.layers[1:]), backward_order=order)
     dealt = fragments_of(between, Local(fragments=2))
-    assert [[layer.name for layer in one] for one in dealt] == [["l0"], ["l1"]]
+    assert [[layer.name for layer in one] for one in dealt] == [["l0", "l2", "l4"], ["l1", "l3"]]
 
 
 def test_the_planner_plans_uneven_workers_with_equal_and_balanced_batches():
@@ -332,3 +323,32 @@ def test_strategies_that_change_training_are_ranked_last_by_the_time_to_a_loss(k
     row = PlanRow.of(last)
     assert (row.is_same_training, row.steps_to_loss) == (False, known)
     assert of_learning(known) in row.explanation
+
+
+@pytest.mark.parametrize(
+    ("rounds", "workers", "num_rounds", "expected"),
+    [
+        (Rounds(sync_every=2), 2, 750, AVERAGE),
+        (Rounds(sync_every=30), 1, 50, AVERAGE),
+        (Rounds(sync_every=30), 2, 50, OuterStep(0.9, 0.4)),
+        (Rounds(sync_every=30), 2, None, OuterStep(0.9, 0.4)),
+        (Rounds(sync_every=500), 8, 5000, OuterStep(0.8, 0.9)),
+        (Rounds(sync_every=500), 8, 10**6, OuterStep(0.8, 0.9)),
+        (Rounds(sync_every=1, outer="nesterov"), 2, 50, OuterStep(0.9, 0.4)),
+        (Rounds(sync_every=500, outer="average"), 2, 5000, AVERAGE),
+        (Rounds(outer="average", outer_momentum=0.3), 2, 50, OuterStep(1.0, 0.3)),
+        (Rounds(outer_learning_rate=0.1), 2, 50, OuterStep(0.1, 0.4)),
+    ],
+)
+def test_the_outer_step_follows_the_run(
+    rounds: Rounds, workers: int, num_rounds: float | None, expected: OuterStep
+) -> None:
+    found = rounds.outer_step(workers, rounds.sync_every, num_rounds)
+    assert found == pytest.approx(expected)
+
+
+def test_momentum_rises_with_the_rounds() -> None:
+    counts = [10, 100, 300, 1000, 3000, 5000, 10000]
+    momenta = [Rounds().outer_step(2, 100, count).momentum for count in counts]
+    assert momenta == sorted(momenta)
+    assert (momenta[0], momenta[-1]) == pytest.approx((0.4, 0.9))

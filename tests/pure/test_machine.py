@@ -139,19 +139,6 @@ def test_a_layer_takes_the_maximum_of_arithmetic_and_traffic_plus_latencies():
         assert layer_times(WORKLOAD, Rate(), totals) == ((0.0, 0.0), (0.0, 0.0), 0.0)
 
 
-@given(
-    st.builds(Rate, st.floats(1e3, 1e15), st.floats(1e3, 1e13), st.floats(0, 1e-3)),
-    st.builds(Totals, st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
-)
-def test_phases_sum_to_their_totals_in_unchanged_proportions(rate: Rate, totals: Totals):
-    plain, scaled = layer_times(WORKLOAD, rate), layer_times(WORKLOAD, rate, totals)
-    assert sum(scaled.forward_s) == pytest.approx(totals.forward_s)
-    assert sum(scaled.backward_s) == pytest.approx(totals.backward_s)
-    assert scaled.update_s == pytest.approx(totals.update_s)
-    for one, other in ((plain.forward_s, scaled.forward_s), (plain.backward_s, scaled.backward_s)):
-        assert one[0] * other[1] == pytest.approx(one[1] * other[0])
-
-
 def test_a_total_for_a_phase_without_time_is_refused():
     with pytest.raises(ValueError, match="backward"):
         layer_times(WORKLOAD, Rate(), Totals(0, 1, 0))

@@ -1,4 +1,4 @@
-"""README and pages: short sentences, the field's words, correct figures, existing links."""
+"""README and pages: sentences, the field's words, figures, links, and the drawing of layers."""
 
 import re
 import runpy
@@ -23,7 +23,7 @@ PAGES = (
 )
 README = (ROOT / "README.md").read_text()
 RESULTS = (ROOT / "docs" / "results.md").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MOST_WORDS = 30
 # Metaphors that were once names of parts of this project, and that a reader cannot guess.
 METAPHORS = frozenset(
@@ -77,7 +77,7 @@ def test_each_figure_of_the_readme_is_in_the_results_with_the_same_command():
 
 
 def test_links_of_the_readme_are_absolute_and_linked_files_exist():
-    home = re.escape(PROJECT["urls"]["Repository"])
+    home = re.escape(SETTINGS["project"]["urls"]["Repository"])
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
         for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -105,3 +105,18 @@ def test_the_results_cover_every_benchmark_and_name_existing_commands():
     for folder in shown:
         assert (ROOT / "benchmarks" / folder / "main.py").is_file()
         assert (ROOT / "benchmarks" / folder / "result.json").is_file()
+
+
+FLOOR = re.compile(r"^ ?(\d+)  ([a-z]+(?:, [a-z]+)*)  +\S", re.MULTILINE)
+
+
+def test_the_drawing_of_the_architecture_has_the_layers_of_the_import_contract():
+    drawing = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
+    floors = FLOOR.findall(drawing.partition("## ")[0])
+    layers = SETTINGS["tool"]["importlinter"]["contracts"][0]["layers"]
+    rooms = [set(re.split(r"[ |:]+", layer)) - {"cli", "__main__"} for layer in layers]
+    assert [set(names.split(", ")) for _, names in floors] == rooms
+    assert [int(number) for number, _ in floors] == list(range(len(rooms), 0, -1))
+    assert len(floors) <= 12
+    folders = {path.parent.name for path in (ROOT / "src" / "paceline").glob("*/__init__.py")}
+    assert set().union(*rooms) == folders

@@ -62,25 +62,24 @@ def test_two_tables_show_the_fastest_of_each_strategy_with_a_codec_and_without()
     assert table[-1][-2:] == ["1.10-1.40", "x"]
 
 
+TRAIN = "paceline train net --batch-size 64 --strategy"
+
+
 @pytest.mark.parametrize(
-    ("plan", "options"),
+    ("plan", "expected"),
     [
         (plan_row(strategy="host", codec="dynamic8", config={"codec": "dynamic8", "chunk": 4}),
-         "--strategy host --workers 2 --codec dynamic8"),
+         f"{TRAIN} host --workers 2 --codec dynamic8"),
         (plan_row(strategy="local", config={"sync_every": 77, "codec": None}),
-         "--strategy local --workers 2 --strategy-option sync_every=77"),
-        (plan_row(is_balanced=True, config={}), "--strategy allreduce --workers 2 --balance auto"),
+         f"{TRAIN} local --workers 2 --strategy-option sync_every=77"),
+        (plan_row(is_balanced=True, config={}), f"{TRAIN} allreduce --workers 2 --balance auto"),
+        (plan_row(config={}, workers=4, hosts=2),
+         "on each host, torchrun --nnodes 2 --nproc-per-node 2 --node-rank N --master-addr HOST "
+         f"-m {TRAIN} allreduce"),
     ],
 )  # fmt: skip
-def test_the_recommended_command_has_the_options_of_the_plan(plan, options):
+def test_the_recommended_command_has_the_options_of_the_plan(plan, expected):
     assert HostReduce().codec is None  # so the command must name the codec
-    assert command(plan, plan_result(plan)) == f"paceline train net --batch-size 64 {options}"
-
-
-def test_workers_on_several_hosts_are_started_on_each_of_them():
-    plan = plan_row(config={}, workers=4, hosts=2)
-    start = "on each host, torchrun --nnodes 2 --nproc-per-node 2 --node-rank N --master-addr HOST "
-    expected = start + "-m paceline train net --batch-size 64 --strategy allreduce"
     assert command(plan, plan_result(plan)) == expected
 
 

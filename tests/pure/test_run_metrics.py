@@ -4,8 +4,6 @@ from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from findings import COMPUTES, EXCHANGES, advised, epoch, run
 from paceline.core.cost import compute_lane
@@ -145,14 +143,6 @@ def test_a_further_worker_needs_a_core(cores, is_advised):
 def test_prediction_and_memory_are_judged(fact, value, code):
     found = set(advised(run(COMPUTES, **{fact: value}))) & {"prediction_off", "memory"}
     assert found == ({code} if code else set())
-
-
-@given(st.lists(st.just(0.0) | st.floats(1e-9, 1e6), min_size=6, max_size=6).filter(any))
-def test_shares_of_a_step_are_shares(seconds: list[float]):
-    found = metrics(run(dict(zip(EXCHANGES, seconds, strict=True))))
-    parts = ("exposed", "idle", "loading", "updating", "computing")
-    assert sum(found[part] for part in parts) == pytest.approx(1)
-    assert all(0 <= found[part] <= 1 for part in (*parts, "further_worker_saves"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Searches: tried and refused plans, numbers of workers, sweeps over links, drawings."""
+"""Searches: tried and refused plans, numbers of workers, chunks, groups of layers, sweeps."""
 
 import itertools
 from dataclasses import replace
@@ -7,18 +7,23 @@ import pytest
 
 from boxes import at_speeds, box, chain, codec_speed, link, ring
 from findings import numbers
+from paceline.core.chunks import candidates
 from paceline.core.cost import Roofline, compute_lane
 from paceline.core.errors import InvalidInput
 from paceline.core.machine import Machine
 from paceline.core.plan import Kind, Lane, Resource
-from paceline.core.simulate import period
-from paceline.core.strategy import Planning, Strategy, Window
+from paceline.core.simulate import makespan_s, period
+from paceline.core.strategy import Planning, Strategy, Window, codec_fields
 from paceline.core.timeline import Span, Timeline
 from paceline.core.workload import Workload
 from paceline.planner import Ranking, search
 from paceline.planner.drawing import drawing
+from paceline.planner.grouping import Windows, with_best_chunk
 from paceline.planner.search import placements
+from paceline.planner.steady import steady
 from paceline.planner.sweep import chart, parse_range, sweep
+from paceline.records.built_in import recorded
+from paceline.records.machine_file import find_machine
 from paceline.records.result import RankingRows
 from paceline.strategies import EXCHANGES, STRATEGIES, find_exchange
 from paceline.strategies.subbatch.config import SubBatch
@@ -259,3 +264,57 @@ def test_one_whole_step_is_drawn():
     made = [Span(Kind.FORWARD, 0, "", i, (compute_lane(f"gpu{i}"),), 0.0, 1.0) for i in range(30)]
     lines = drawing(Timeline(made, "predicted"), 1).splitlines()
     assert (len(lines), numbers(lines[24])) == (26, [6])
+
+
+def question(model: str, name: str) -> tuple[Workload, Machine]:
+    """Return a recorded model, and a machine with all its devices."""
+    found = recorded(model, 16)
+    assert found is not None
+    machine = find_machine(name)
+    return found, machine.for_workers(machine.num_devices, True).reached
+
+
+@pytest.mark.parametrize("strategy", ["host", "hierarchy"])
+@pytest.mark.parametrize("name", ["two-hosts-gigabit", "2x2xa100-80gb+1xib-hdr"])
+def test_the_best_chunk_has_the_shortest_period(name, strategy):
+    work, machine = question("resnet18", name)
+    known = STRATEGIES[strategy]
+    asked, prices = known.config(workers=machine.num_devices), Roofline.of(machine)
+
+    def step_s(size: int) -> float:
+        config = replace(asked, chunk=size)
+        tasks = lambda n: known.planning.plan(work, machine, config, Window(n))  # noqa: E731
+        return period(tasks, prices, 1)
+
+    seconds = {size: step_s(size) for size in candidates(len(work.layers))}
+    found = with_best_chunk(work, machine, known, asked)
+    assert seconds[found.chunk] == pytest.approx(min(seconds.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "host", "tree", "hierarchy", "wheel", "subbatch"])
+@pytest.mark.parametrize(
+    ("on", "codec"),
+    [("k40-gigabit", None), ("two-hosts-gigabit", "dynamic8"), ("power8-p100", None)],
+)
+def test_groups_of_layers_take_as_long_as_layers(name, on, codec):
+    work, machine = question("resnet18", on)
+    known = STRATEGIES[name]
+    config = known.config(workers=2)
+    config = replace(config, **dict.fromkeys(codec_fields(config), codec))
+    if name == "hierarchy":
+        config = replace(config, chunk=5)
+    windows = Windows(known, work, machine, config)
+    for num_steps in (1, 2, 5):
+        expected = makespan_s(windows.of_layers(num_steps), windows.model)
+        found = makespan_s(windows.of(num_steps), windows.cost)
+        assert found == pytest.approx(expected, rel=1e-9)
+    spans = steady(windows).timeline.spans
+    parts = {layer.name for layer in work.layers}
+    assert parts <= {span.part for span in spans}  # so that drawings show every layer
+
+
+def test_a_strategy_without_exchanges_during_backward_is_planned_in_few_tasks():
+    work, machine = question("resnet18", "k40-gigabit")
+    tree = STRATEGIES["tree"]
+    windows = Windows(tree, work, machine, tree.config(workers=2))
+    assert len(windows.of(1)) < len(windows.step) / 5

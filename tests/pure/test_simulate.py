@@ -118,7 +118,6 @@ def test_the_period_of_alternating_workers_is_shorter_than_their_step():
     assert period(rounds, Flops(), 4) == 7
     assert simulate(rounds(1), Flops()).makespan_s == 10
     assert steady_period(simulate(rounds(8), Flops()), 8) == 7
-    assert steady_period(simulate(rounds(4), Flops()), 4) is None  # too few steps
     timeline = simulate(rounds(3), Flops())
     assert [s.end_s for s in timeline.spans if s.kind is Kind.STEP] == [3, 6, 10, 13, 17, 20]
     assert timeline.num_steps() == 6
@@ -126,6 +125,19 @@ def test_the_period_of_alternating_workers_is_shorter_than_their_step():
 
 def span(step: int, kind: Kind, on: Resource, start: float, end: float) -> Span:
     return Span(kind, step, "", 0, (on,), start, end)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([0, 7, 14, 21, 28, 33], 7),  # without the last step, which no other follows
+        ([0, 7, 14, 21, 29, 36], None),  # unequal steps
+        ([0, 7, 14, 21, 28], None),  # too few without the first
+    ],
+)
+def test_a_period_is_steady_if_steps_repeat(ends, expected):
+    spans = [span(i, Kind.STEP, COMPUTE, end - 1, end) for i, end in enumerate(ends)]
+    assert steady_period(Timeline(spans, "predicted"), len(ends)) == expected
 
 
 def a_step(start: float, step: int) -> list[Span]:

@@ -259,16 +259,12 @@ def test_each_direction_has_its_own_codec():
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
-def test_each_device_holds_its_part_of_the_head(workers):
+def test_the_workers_share_the_biases_of_the_head(workers):
     needed = memory(NET, ring_of(workers), SubBatch(workers))
     wide = model(CONV, layer("fc1", (WIDTH, FEATURES), out=WIDTH), FC2)
     without = memory(wide, ring_of(workers), SubBatch(workers))
     # The workers share 24 biases of fc1, each with its gradient and momentum.
     assert sum(needed.values()) - sum(without.values()) == pytest.approx(3 * 4 * WIDTH, abs=workers)
-    # Each device has a Kth of a large head.
-    huge = model(CONV, layer("fc1", (10**6, FEATURES), out=WIDTH))
-    alone, split = (memory(huge, ring_of(n), SubBatch(n))["gpu0"] for n in (1, workers))
-    assert split == pytest.approx(alone / workers, rel=1e-2)
 
 
 def test_updates_per_sub_batch_need_less_memory():

@@ -5,7 +5,6 @@ of all losses.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -252,14 +251,3 @@ def wrong_rows() -> None:
 
 def test_invalid_arguments_are_refused(pair: Ranks):
     pair(wrong_rows)
-
-
-def without_rank_1() -> None:
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    if dist.get_rank() == 0:
-        all_gather(torch.ones(2, 3), "dynamic8", sizes=[2, 2], group=group)
-
-
-@slow
-def test_waiting_for_an_absent_rank_ends(pair: Ranks):
-    assert pair(without_rank_1, errors=True)[0].kind == "RuntimeError"

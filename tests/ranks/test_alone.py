@@ -1,21 +1,34 @@
 """Training on one rank alone, compared with training on both when one may be slower."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from paceline.core.settings import RehearseSettings
-from paceline.exchange.alone import compare_with_alone
+from paceline.exchange.alone import Comparison, compare_with_alone
 from paceline.exchange.balanced import BalancedShares, SpeedMeter
 from paceline.exchange.replica import ModelReplica
-from paceline.exchange.replicas import start
+from paceline.exchange.replicas import ReplicaRunner, start
 from paceline.exchange.session import Progress, TrainingSession
+from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.strategies import EXCHANGES
+
+STRATEGY = EXCHANGES["allreduce"]
+
+
+@contextmanager
+def rehearsing(**settings: Any) -> Iterator[tuple[ReplicaRunner, Group, Any]]:
+    group, config = joined(torch.device("cpu"), 30.0), STRATEGY.config(workers=2)
+    known = RehearseSettings.model_validate({"model": "mlp-64-256-10"} | settings)
+    with start(TrainingSession(known, STRATEGY, config, "alone", group, Progress())) as runner:
+        yield runner, group, config
 
 
 def pause(samples: torch.Tensor) -> None:
@@ -23,23 +36,15 @@ def pause(samples: torch.Tensor) -> None:
 
 
 def compared(
-    slowdown: str, parts: tuple[int, int], predicted_s: float = 0.0, late_s: Sequence[float] = ()
-) -> tuple[float, dict[str, float], bool, bool, bool, int]:
-    """Compare one rank alone with each exchange.
-
-    Also returns whether the run's model is unchanged, and the number of steps with an exchange.
+    slowdown: str, parts: tuple[int, int], late_s: Sequence[float], predicted_s: float = 0.0
+) -> tuple[Comparison, int]:
+    """Compare one rank alone with each exchange; also return the number of steps with an exchange.
 
     `late_s`: seconds by which each exchange delays a step; by default one exchange without delay.
     With `late_s`, the computation takes 20 ms per sample.
     """
     steps: list[float] = []
-    group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
-    settings = RehearseSettings.model_validate(
-        {"model": "mlp-64-256-10", "batch_size": sum(parts), "slowdown": slowdown}
-    )
-    config = strategy.config(workers=2)
-    session = TrainingSession(settings, strategy, config, "alone", group, Progress())
-    with start(session) as runner:
+    with rehearsing(slowdown=slowdown, batch_size=sum(parts)) as (runner, group, config):
         before = [one.clone() for one in runner.setup.model.parameters()]
 
         def late(seconds: float) -> None:
@@ -48,59 +53,49 @@ def compared(
 
         def replicate(module: nn.Module, seconds: float) -> ModelReplica:
             module.register_forward_hook(lambda *_: late(seconds))
-            return strategy.runner().replica(module, config=config, group=group)
+            return STRATEGY.runner().replica(module, config=config, group=group)
 
         if late_s:
             runner.setup.model.register_forward_hook(lambda _, args, __: pause(args[0]))
         exchanges = {str(late): partial(replicate, seconds=late) for late in late_s or (0.0,)}
         found = compare_with_alone(runner.setup, group, exchanges, parts, 0, predicted_s)
         after = runner.setup.model.parameters()
-        is_same = all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    return (*found, is_same, len(steps))
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    return found, len(steps)
 
 
-@pytest.mark.parametrize("parts", [(8, 8), (8, 0)])
-def test_a_rank_is_faster_without_a_very_slow_one(pair, parts):
-    """Worker 1 sleeps 500 times as long as its layers compute."""
-    for alone_s, together_s, is_alone_faster, _, is_same, _ in pair(compared, "1,500", parts):
-        assert is_alone_faster
-        assert alone_s < together_s["0.0"]
-        assert is_same
-
-
-def test_all_ranks_are_faster_than_a_slow_one_alone(pair):
-    for _, _, is_alone_faster, _, is_same, _ in pair(compared, "50,1", (1, 4095)):
-        assert not is_alone_faster
-        assert is_same
-
-
-def test_a_rank_alone_must_be_faster_than_each_exchange(pair):
-    """The first exchange needs 370 ms, one rank alone 320, the second exchange 160."""
-    for alone_s, together_s, is_alone_faster, _, _, _ in pair(
-        compared, "1,1", (8, 8), 0.0, (0.21, 0.0)
-    ):
-        assert not is_alone_faster
-        assert together_s["0.0"] < alone_s < together_s["0.21"]
-
-
-def test_no_second_exchange_is_tried_if_a_rank_alone_is_much_faster(pair):
-    for _, together_s, is_alone_faster, _, _, _ in pair(compared, "1,1", (8, 8), 0.0, (0.8, 0.0)):
-        assert is_alone_faster
-        assert list(together_s) == ["0.8"]
+@pytest.mark.parametrize(
+    ("slowdown", "parts", "late_s", "is_alone_faster", "num_tried"),
+    [
+        # Worker 1 sleeps 500 times as long as its layers compute.
+        ("1,500", (8, 8), (), True, 1),
+        ("1,500", (8, 0), (), True, 1),
+        ("50,1", (1, 4095), (), False, 1),
+        # One rank alone needs 320 ms, the first exchange 370 or 960 ms, the second 160 ms.
+        ("1,1", (8, 8), (0.21, 0.0), False, 2),
+        ("1,1", (8, 8), (0.8, 0.0), True, 1),
+    ],
+)
+def test_a_rank_alone_must_be_faster_than_each_exchange(
+    pair, slowdown, parts, late_s, is_alone_faster, num_tried
+):
+    """No second exchange is tried if a rank alone is much faster than the first."""
+    for found, _ in pair(compared, slowdown, parts, late_s):
+        assert found.is_alone_faster == is_alone_faster == (found.alone_s < found.best_s)
+        assert len(found.together_s) == num_tried
 
 
 @pytest.mark.parametrize(("late_s", "is_close"), [(0.8, False), (0.0, False), (0.16, True)])
 def test_only_a_close_comparison_needs_many_steps(pair, late_s, is_close):
     """One rank alone needs 320 ms, both need 160 ms and the delay."""
-    for *_, num_steps in pair(compared, "1,1", (8, 8), 0.0, (late_s,)):
+    for _, num_steps in pair(compared, "1,1", (8, 8), (late_s,)):
         assert (num_steps > 4) == is_close
 
 
 def test_no_exchange_is_tried_that_is_predicted_to_be_hopeless(pair):
-    results = pair(compared, "1,1", (8, 8), 1.0, (0.0,))
-    for _, together_s, is_alone_faster, is_predicted, _, num_steps in results:
-        assert (is_alone_faster, is_predicted) == (True, True)
-        assert (together_s, num_steps) == ({"0.0": 1.0}, 0)
+    for found, num_steps in pair(compared, "1,1", (8, 8), (0.0,), 1.0):
+        assert (found.is_alone_faster, found.is_predicted) == (True, True)
+        assert (found.together_s, num_steps) == ({"0.0": 1.0}, 0)
 
 
 class Meter(SpeedMeter):
@@ -110,20 +105,9 @@ class Meter(SpeedMeter):
 
 def shares_after_profile() -> tuple[list[int], list[int]]:
     """Return the shares after a profile, and after steps in which both ranks are equally fast."""
-    group, strategy = joined(torch.device("cpu"), 30.0), EXCHANGES["allreduce"]
-    settings = RehearseSettings.model_validate(
-        {
-            "model": "mlp-64-256-10",
-            "batch_size": 64,
-            "slowdown": "1,100",
-            "balance": "auto",
-            "profile_s": 0.1,
-        }
-    )
-    config = strategy.config(workers=2)
-    session = TrainingSession(settings, strategy, config, "shares", group, Progress())
-    with start(session) as runner:
-        runner.profile([(strategy, config)])
+    more = {"balance": "auto", "profile_s": 0.1}
+    with rehearsing(slowdown="1,100", batch_size=64, **more) as (runner, group, config):
+        runner.profile([(STRATEGY, config)])
         sampler = runner.setup.sampler
         first = list(sampler.shares)
         shares = BalancedShares(sampler, group, Meter(group.device), lambda *_: ())

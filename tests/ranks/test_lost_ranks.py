@@ -19,7 +19,6 @@ from pair import Failure, Ranks
 from replicas import Net, batch, bits, device, parallel_of
 
 DEADLINE_S = 3.0
-PATIENCE_S = 25.0  # generous, for a busy machine
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -48,11 +47,11 @@ class Victim(Net):
         return self.c(x)
 
 
-def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, float]:
-    """Train until a rank is lost; return the error, that rank's name, and the wait."""
+def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str]:
+    """Train until a rank is lost; return the error and that rank's name."""
     pids: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
-    store, started = dist.distributed_c10d._get_default_store(), time.monotonic()
+    store = dist.distributed_c10d._get_default_store()
     survivors = [rank for rank in range(len(pids)) if rank != victim]
     try:
         with torch.device(device()):
@@ -60,14 +59,13 @@ def trains(exchange: str, victim: int, num_steps: int = 12) -> tuple[str, str, f
         parallel = parallel_of(module, exchange, deadline_s=DEADLINE_S)
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
         for module.step in range(num_steps):
-            started = time.monotonic()
             optimizer.zero_grad()
             parallel(batch(dist.get_rank(), module.step)).square().mean().backward()
             module.reach("optimizer")
             optimizer.step()
-        return bits(module), "", 0.0
+        return bits(module), ""
     except WorkerLost as error:
-        return str(error), f"worker {victim} (process {pids[victim]})", time.monotonic() - started
+        return str(error), f"worker {victim} (process {pids[victim]})"
     finally:
         store.set(f"ended/{dist.get_rank()}", "")
         if dist.get_rank() == survivors[0] and victim in range(len(pids)):
@@ -108,11 +106,10 @@ LONG = [
     [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONG)],
 )
 def test_the_others_name_the_lost_rank(ranks: Ranks, how, phase, victim):
-    for text, named, after_s in lost(ranks, "host", how, phase, victim):
+    for text, named in lost(ranks, "host", how, phase, victim):
         assert named
         assert named in text
         assert "\n" not in text
-        assert after_s < PATIENCE_S
 
 
 @pytest.mark.parametrize("exchange", ["tree", "allreduce"])

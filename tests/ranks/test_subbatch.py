@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
-from paceline.strategies.subbatch.state import load_tensors
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.losses import accuracy
 from pair import Ranks
@@ -60,34 +57,11 @@ def equal() -> int:
     return sum(p.numel() for layer in own.model.head for p in layer.parameters)
 
 
-def loaded() -> None:
-    """Load a checkpoint written by a different number of ranks."""
-    own, path, found = split(), Path("model.safetensors"), Net()
-    load_model(found, str(path))
-    load_tensors(load_file(path), own.model.module, own.model.shardings, dist.get_rank())
-    for name, tensor in own.model.module.state_dict().items():
-        sharding, expected = own.model.shardings.get(name.rpartition(".")[0]), found.state_dict()
-        rows = expected[name]
-        assert torch.equal(tensor, rows if sharding is None else sharding.shard(own.rank)(rows))
-    own.trainer.close()
-
-
-def check_equal(ranks: Ranks, folder: Path) -> None:
-    own = ranks(equal, cwd=folder)
+@pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
+def test_fifty_steps_match_one_process(ranks: Ranks, tmp_path: Path):
+    own = ranks(equal, cwd=tmp_path)
     assert sum(own) == HEAD_VALUES
     assert max(own) < HEAD_VALUES / ranks.size + 2 * 11  # no rank has the whole head
-
-
-def test_fifty_steps_match_one_process(pair: Ranks, tmp_path: Path):
-    check_equal(pair, tmp_path)
-
-
-@slow
-def test_fifty_steps_of_three_ranks_match_one_process(pair: Ranks, triple: Ranks, tmp_path: Path):
-    check_equal(triple, tmp_path)
-    pair(loaded, cwd=tmp_path)
-    pair(equal, cwd=tmp_path)
-    triple(loaded, cwd=tmp_path)
 
 
 def sized(sizes: list[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """A language model with its head split by vocabulary, compared with one process."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from language_nets import MOST, Language, count_of, samples
-from paceline.exchange.checkpoints import State
 from paceline.exchange.step import Learning
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.losses import bits_per_byte, next_token_loss
@@ -28,8 +26,8 @@ def scheduled(optimizer: torch.optim.Optimizer) -> CosineAnnealingLR:
     return CosineAnnealingLR(optimizer, NUM_STEPS)
 
 
-def batch(step: int, size: int, count: int | None = None, is_masked: bool = False) -> Batch:
-    tokens, mask, targets = samples(step, count or count_of(step))
+def batch(step: int, size: int, is_masked: bool = False) -> Batch:
+    tokens, mask, targets = samples(step, count_of(step))
     counts = [len(part) for part in tokens.tensor_split(size)]
     return {"mask": mask, "tokens": tokens} if is_masked else tokens, targets, counts
 
@@ -127,57 +125,3 @@ def bfloat16() -> None:
 
 def test_bfloat16_matches_autocast(pair: Ranks):
     pair(bfloat16)
-
-
-WAYS: dict[str, dict[str, Any]] = {
-    "step": {"make": ADAMW},
-    "each": {"make": SGD, "updates": "sub-batch"},
-}
-
-
-def of_six(way: str) -> Split:
-    return split(**WAYS[way], is_float64=False, schedule=scheduled, batch=partial(batch, count=6))
-
-
-def uninterrupted(way: str) -> dict[str, Any]:
-    """Run five steps, save the state, and run five more."""
-    own = of_six(way)
-    own.losses(5)
-    state = own.trainer.state()
-    if state.parts:
-        torch.save(tuple(state), "state.pt")
-    return ended(own)
-
-
-def resumed(way: str) -> dict[str, Any]:
-    """Resume from the saved state."""
-    own = of_six(way)
-    own.trainer.load(State(*torch.load("state.pt", weights_only=False)))
-    return ended(own)
-
-
-def ended(own: Split) -> dict[str, Any]:
-    """Run five more steps; return rank 0's state and losses."""
-    losses, state = own.losses(5, first=5), own.trainer.state()
-    own.trainer.close()
-    if not state.parts:
-        return {}
-    numbers = {name: tensor.flatten().tolist() for name, tensor in state.tensors.items()}
-    return {"tensors": numbers, "losses": losses, "steps": state.parts["training"]["num_steps"]}
-
-
-@pytest.mark.parametrize("way", ["step", pytest.param("each", marks=slow)])
-def test_two_ranks_resume_bit_for_bit(pair: Ranks, tmp_path: Path, way: str):
-    before, after = (pair(run, way, cwd=tmp_path)[0] for run in (uninterrupted, resumed))
-    assert (before, before["steps"]) == (after, 10)
-
-
-@slow
-def test_three_ranks_resume_a_state_of_two(pair: Ranks, triple: Ranks, tmp_path: Path):
-    before = pair(uninterrupted, "step", cwd=tmp_path)[0]
-    after = triple(resumed, "step", cwd=tmp_path)[0]
-    assert after["losses"] == pytest.approx(before["losses"], rel=1e-5)
-    assert before["tensors"].keys() == after["tensors"].keys()
-    assert any("exp_avg_sq" in name for name in before["tensors"])
-    for name, values in before["tensors"].items():
-        assert after["tensors"][name] == pytest.approx(values, rel=1e-3, abs=1e-5), name

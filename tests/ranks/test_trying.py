@@ -42,61 +42,40 @@ def test_another_exchange_replaces_torchs_reducer_when_steps_become_slower(pair:
         assert after in ("host", "tree")
 
 
-def recorded(steps: int) -> tuple[str, list[str]]:
-    """Attach a recorder to the first method; return the chosen method, and what is recorded."""
-    module, oracle = build(Net)
-    group = joined(torch.device("cpu"), 20.0)
-    records = {name: find_strategy(name) for name in EXCHANGES}
-    methods = {name: one.runner().method(one.config()) for name, one in records.items()}
-    clock = Ticking()
-    trials, recorder = Trials(methods, clock), Recorder(clock, "cpu", group.rank)
-    trying = Trying(module, methods, trials, group=group)
-    trying.record(recorder)
+def tried(slow: list[str]) -> tuple[str, str, bool, set[Kind]]:
+    """Try exchanges, of which `host` is the fastest, with a recorder.
 
-    def before(step: int) -> None:
-        clock.now += 0.01 if trials.name == "host" else 0.02
-
-    train(trying, oracle, range(steps), before)
-    recorder.start_trace()
-    train(trying, oracle, range(steps, steps + 3), before)
-    check(trying, oracle)
-    exchange = trying.statistics().exchange
-    trying.close()
-    return exchange, sorted({span.kind.value for span in recorder.spans()})
-
-
-def test_a_recorder_records_the_methods_tried_later_too(pair: Ranks):
-    for exchange, kinds in pair(recorded, 60):
-        assert exchange == "host"
-        assert {Kind.D2H.value, Kind.REDUCE.value} <= set(kinds)
-
-
-def tried(slow: list[str]) -> tuple[str, str, bool]:
-    """Return the exchange of the first step, its name in the trials, and whether it was freed."""
+    Returns the exchange of the first step, its name in the trials, whether it was freed, and what
+    is recorded at the end.
+    """
     module, oracle = build(Net)
     methods = {name: find_strategy(name).runner() for name in EXCHANGES}
     methods = {name: one.method(find_strategy(name).config()) for name, one in methods.items()}
-    trials = Trials(methods, clock := Ticking(), slow)
-    trying = Trying(module, methods, trials, group=joined(torch.device("cpu"), 20.0))
+    trials, group = Trials(methods, clock := Ticking(), slow), joined(torch.device("cpu"), 20.0)
+    trying, recorder = Trying(module, methods, trials, group=group), Recorder(clock, "cpu", 0)
+    trying.record(recorder)
     first, name = weakref.ref(trying._gradients), trials.name
     train(trying, oracle, range(1))
     used = trying.statistics().exchange
 
     def before(step: int) -> None:
-        clock.now += 0.02 if trials.name == used else 0.01
+        clock.now += 0.01 if trials.name == "host" else 0.02
 
     train(trying, oracle, range(1, 60), before)
+    recorder.start_trace()
+    train(trying, oracle, range(60, 63), before)
     check(trying, oracle)
-    assert trying.statistics().exchange == trials.name != used
+    assert trying.statistics().exchange == trials.name == "host"
     trying.close()
     gc.collect()
-    return used, name, first() is None
+    return used, name, first() is None, {span.kind for span in recorder.spans()}
 
 
 @pytest.mark.parametrize("slow", [[], ["allreduce"]])
-def test_the_first_exchange_is_one_that_may_be_fast_and_is_freed_once_another_is_used(
+def test_the_first_exchange_may_be_fast_is_freed_later_and_the_others_are_recorded_too(
     pair: Ranks, slow: list[str]
 ):
-    for used, name, is_freed in pair(tried, slow):
-        assert used == name not in slow
+    for used, name, is_freed, kinds in pair(tried, slow):
+        assert used == name not in (*slow, "host")
         assert is_freed
+        assert {Kind.D2H, Kind.REDUCE} <= kinds

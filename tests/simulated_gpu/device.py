@@ -48,14 +48,6 @@ class RaceError(RuntimeError):
     """Two streams use the same memory without synchronization."""
 
 
-class _Work(NamedTuple):
-    """A function that runs `delay_s` after the event `after` is reached."""
-
-    call: Callable[[], object]
-    delay_s: float = 0.0
-    after: threading.Event | None = None
-
-
 class Memory(NamedTuple):
     """The bytes from `start` to `end` of a block."""
 
@@ -81,6 +73,11 @@ class SimulatedEvent:
         self.reached_s = time.monotonic()
         self.reached.set()
 
+    def hold_up(self) -> None:
+        """Let the calling thread, of a stream or the host, wait until the event is reached."""
+        if not self.reached.wait(_DEADLINE_S):
+            raise RuntimeError(f"an event is not reached within {_DEADLINE_S:g} s")
+
     def synchronize(self) -> None:
         """Wait on the host until the event is reached; raise the device's first error."""
         self.await_reached()
@@ -88,8 +85,7 @@ class SimulatedEvent:
 
     def await_reached(self) -> None:
         """Wait on the host until the event is reached; raise no error of the device."""
-        if not self.reached.wait(_DEADLINE_S):
-            raise RuntimeError(f"the simulated device does not answer within {_DEADLINE_S:g} s")
+        self.hold_up()
         with self._device.lock:
             merge(self._device.host_clock, self.clock)
             self._device.commands["sync"] += 1
@@ -109,7 +105,7 @@ class SimulatedStream:
         self.number = next(_numbers) if number is None else number
         self.device = device
         self.clock: Clock = {}
-        self._queue: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(
             target=_run, args=(self._queue, device), name=f"stream {self.number}", daemon=True
         ).start()
@@ -128,6 +124,11 @@ class SimulatedStream:
         """
         device = self.device
         delay_s = device.delays(self, what)
+
+        def delayed() -> None:
+            time.sleep(delay_s)
+            call()
+
         with device.lock:
             device.commands[what if what in COPIES else "kernel"] += count
             merge(self.clock, device.host_clock)
@@ -145,19 +146,19 @@ class SimulatedStream:
             if not any(races):
                 for block, access in found:
                     block.add(access, self.clock)
-                self._queue.put(_Work(call, delay_s))
+                self._queue.put(delayed)
         device.check()
 
     def run_last(self, call: Callable[[], object]) -> None:
         """Queue a function without a check for races."""
-        self._queue.put(_Work(call))
+        self._queue.put(call)
 
     def record(self) -> SimulatedEvent:
         """Return an event that is reached after all queued work of this stream."""
         with self.device.lock:
             merge(self.clock, self.device.host_clock)
             event = SimulatedEvent(self.device, dict(self.clock))
-            self._queue.put(_Work(event.happen))
+            self._queue.put(event.happen)
         return event
 
     def wait_event(self, event: Event, /) -> None:
@@ -165,7 +166,7 @@ class SimulatedStream:
         assert isinstance(event, SimulatedEvent)
         with self.device.lock:
             merge(self.clock, event.clock)
-            self._queue.put(_Work(nothing, after=event.reached))
+            self._queue.put(event.hold_up)
 
     def wait_stream(self, stream: Stream, /) -> None:
         """Make later work of this stream wait for all queued work of the other stream."""
@@ -182,19 +183,15 @@ class SimulatedStream:
         memory.block.users.add(self.number)
 
 
-def _run(queued: "queue.SimpleQueue[_Work]", device: "SimulatedDevice") -> None:
+def _run(queued: "queue.SimpleQueue[Callable[[], object]]", device: "SimulatedDevice") -> None:
     torch.set_grad_enabled(False)
     while True:
-        work = queued.get()
-        if work.after is not None and not work.after.wait(_DEADLINE_S):
-            device.report(f"a stream waited {_DEADLINE_S:g} s for an event")
-        if work.delay_s > 0:
-            time.sleep(work.delay_s)
+        call = queued.get()
         try:
-            work.call()
+            call()
         except Exception as error:
             device.errors.append(error)
-        del work  # release the tensors that it references
+        del call  # release the tensors that it references
 
 
 def nothing() -> None:

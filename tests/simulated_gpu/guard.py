@@ -45,12 +45,10 @@ class DeviceModule:
     device = staticmethod(lambda device: nullcontext())
     is_available = is_initialized = staticmethod(lambda: True)
     _is_in_bad_fork = staticmethod(lambda: False)
+    device_count = staticmethod(lambda: guard().num_devices())
     current_device = staticmethod(lambda: guard().get_device())
     manual_seed_all = staticmethod(lambda seed: None)
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
-
-    def __init__(self, num_devices: int) -> None:
-        self.device_count = lambda: num_devices
 
 
 def set_calls(record: Record, wait: Wait) -> None:

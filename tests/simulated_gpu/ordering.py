@@ -54,7 +54,12 @@ class Block:
             overlaps = other.start < access.end and access.start < other.end
             is_ordered = other.is_before(clock) or not (other.writes or access.writes)
             if overlaps and not is_ordered:
-                return _race(access, other)
+                verb = "writes" if access.writes else "reads"
+                has = "written" if other.writes else "read"
+                return (
+                    f"stream {access.stream} {verb} memory ({access.what}) that stream "
+                    f"{other.stream} may not have {has} yet ({other.what}): let it wait"
+                )
         return None
 
     def add(self, access: Access, clock: Clock) -> None:
@@ -80,11 +85,3 @@ class Block:
                     f"({access.what}): keep it for that stream"
                 )
         return None
-
-
-def _race(access: Access, other: Access) -> str:
-    verb, has = ("writes" if access.writes else "reads"), "written" if other.writes else "read"
-    return (
-        f"stream {access.stream} {verb} memory ({access.what}) that stream {other.stream} may not "
-        f"have {has} yet ({other.what}): let it wait"
-    )

@@ -19,7 +19,6 @@ from paceline.record.worker_trace import WorkerRecorder
 from paceline.rpc.frames import Message
 from paceline.rpc.tensor_parts import CopyLane, Endpoint
 from paceline.strategies.wheel.config import Wheel
-from simulated_gpu.device import RaceError
 
 NAMES = ("half", "onebit", "threshold:0.5", "dynamic8", "e3m0", "e3m0+feedback")
 SLOW_S = 0.01
@@ -35,23 +34,6 @@ def test_payloads_are_those_of_the_cpu(device, name):
     apart = values[:5_000].view(-1, 2)
     codec = EightBit("linear8", block_size=100, offset=3.0)  # a fixed scale
     cases.check_on_device(codec, codec, apart[:, 1], apart.to(device.torch_device)[:, 1])
-
-
-def test_a_codec_works_in_the_current_stream(device):
-    """Encoding another stream's values is an error unless the current stream waits for them."""
-    device.delays = lambda stream, what: SLOW_S
-    codec, values = find_codec("dynamic8"), cases.normal(500)
-    own, beside = device.current_stream(), device.new_stream()
-    moved = values.to(device.torch_device) * 1.0
-    with device.use(beside), pytest.raises(RaceError):
-        codec.encode(moved)
-    device.errors.clear()
-    beside.wait_stream(own)
-    with device.use(beside):
-        payload = codec.encode(moved)
-        found = codec.decode(payload)
-    beside.synchronize()
-    assert torch.equal(found.cpu(), codec.decode(codec.encode(values)))
 
 
 def endpoint_on(copies: CopyLane, clock: Clock, worker: int = 0, **codecs: str) -> Endpoint:

@@ -8,7 +8,8 @@ import pytest
 
 from command_line import Line
 from simulated_gpu import instead as instead
-from simulated_gpu.tensors import devices
+from simulated_gpu.device import SimulatedDevice
+from simulated_gpu.tensors import devices, simulated_gpus
 
 # The first backward pass of a process starts one autograd thread for each known device, so register
 # the simulated device before any test.
@@ -22,6 +23,14 @@ def line(monkeypatch, capsys, tmp_path) -> Line:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return Line(monkeypatch, capsys)
+
+
+@pytest.fixture
+def device() -> Iterator[SimulatedDevice]:
+    """Yield a simulated GPU without delays; raise what failed on it."""
+    with simulated_gpus() as (found,):
+        found.delays = lambda stream, what: 0.0
+        yield found
 
 
 @pytest.fixture

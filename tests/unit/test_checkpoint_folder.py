@@ -99,15 +99,6 @@ def test_the_newest_checkpoints_are_kept(tmp_path, steps, keep: int, left) -> No
     assert names(folder.path) == [f"step-{one:08d}" for one in left]
 
 
-def test_a_damaged_checkpoint_is_replaced(tmp_path: Path) -> None:
-    folder = write(tmp_path, 4, 6)
-    (tmp_path / "step-00000006" / "progress.json").unlink()
-    check(folder.latest(), 4)
-    folder.write(6, *contents_of(6))
-    check(folder.latest(), 6)
-    assert names(tmp_path) == ["step-00000004", "step-00000006"]
-
-
 def killed(function: Callable[[], object], failpoint: str) -> None:
     """Run a function in a forked process that is killed at the failpoint."""
     with failpoints({"at": failpoint, "do": "SIGKILL"}), warnings.catch_warnings():

@@ -6,29 +6,17 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
-import typer
-from pydantic import BaseModel, BeforeValidator, Field
 from pydantic.fields import FieldInfo
-from typer.testing import CliRunner
 
 import paceline
 from command_line import MACHINE
 from paceline.commands.app import COMMANDS, loaded
-from paceline.commands.options import Json, with_options
 from paceline.core.error_lines import DEBUG
 from paceline.core.errors import InvalidInput, WorkersFailed
-from paceline.core.facts import Bytes
-from paceline.core.settings import (
-    RehearseSettings,
-    RunSettings,
-    Shape,
-    TrainSettings,
-    read_list,
-    read_shape,
-)
+from paceline.core.settings import RehearseSettings, RunSettings, TrainSettings
 from paceline.records.config_file import write_config
 from paceline.records.settings import validated_settings
 from paceline.runs import launching, planning, running
@@ -142,9 +130,14 @@ def test_settings_of_a_run_are_those_of_the_command_line(line, requests, monkeyp
     expected |= {"optimizer_options": {"betas": [0.8, 0.9]}}
     expected["options"] = {"bucket_mb": 5, "gradient_as_bucket_view": False}
     assert {name: getattr(request.settings, name) for name in expected} == expected
+    line("train", "lenet5", "--balance", "auto", "--keep-all")
+    assert requests[1].settings.keep_all
+    line("rehearse", "lenet5", "--slowdown", "1,4", "--input-shape", "3x8x9")
+    paced = requests[2].settings
+    assert (paced.slowdown, paced.input_shape) == ((1, 4), (3, 8, 9))
     monkeypatch.setenv("WORLD_SIZE", "3")  # the number of ranks that torchrun has started
     line("plan", "lenet5", "--json")
-    planned = requests[1]
+    planned = requests[3]
     assert (planned.verb, planned.settings.workers, planned.as_json) == ("plan", 3, True)
 
 
@@ -210,56 +203,6 @@ def test_a_worker_names_a_hub_that_does_not_answer(line):
 def test_the_files_of_generated_keys_are_printed(line):
     names = [Path(path).name for path in line("keys", "keys").out.split()]
     assert names == ["hub.key", "hub.pub", "worker.key", "worker.pub"]
-
-
-class Wanted(BaseModel):
-    """Settings with a field of each supported type."""
-
-    kind: str = "wanted"
-    model: str = Field(description="A name.")
-    options: dict[str, Any] = Field({}, description="Fields of something else.")
-    workers: int | str = Field(2, description="A number or a list.")
-    shape: Annotated[Shape | None, BeforeValidator(read_shape)] = Field(
-        None, description="As 3x8x8."
-    )
-    counts: Annotated[tuple[int, ...], BeforeValidator(read_list)] = Field(
-        (1, 2), description="As 1,2,4."
-    )
-    memory: Bytes | None = Field(None, description="As 8GiB.")
-    force: bool = Field(False, description="Go on.")
-    folder: Path = Field(Path("runs"), description="Where.")
-
-
-def called(*arguments: str, **how: Any) -> dict[str, Any]:
-    """Return the values that a command with options of `Wanted` receives."""
-    found: list[dict[str, Any]] = []
-    app = typer.Typer(rich_markup_mode=None)
-
-    @app.command()
-    @with_options(Wanted, **how)
-    def wanted(values: dict[str, Any], *, as_json: Json = False) -> None:
-        found.append(values | {"as_json": as_json})
-
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    return found[0]
-
-
-def test_values_of_options_are_valid_settings() -> None:
-    assert called(leave_out=("force",), required=False) == {"as_json": False}
-    assert called("net") == {"model": "net", "as_json": False}  # and no defaults
-    values = called(
-        *("net", "--shape", "3x8x8", "--counts", "1,2,4", "--memory", "8GiB", "--workers", "cpu:1"),
-        *(
-            *("--force", "--folder", "here", "--strategy-option", "chunk=2"),
-            *("--strategy-option", "name=a", "--json"),
-        ),
-    )
-    assert values.pop("as_json") is True
-    read = Wanted.model_validate(values)
-    assert (read.shape, read.counts, read.memory) == ((3, 8, 8), (1, 2, 4), 8 * 2**30)
-    assert (read.workers, read.force, read.folder) == ("cpu:1", True, Path("here"))
-    assert read.options == {"chunk": 2, "name": "a"}
 
 
 def test_an_argument_is_passed_on_though_it_is_the_default_of_settings(monkeypatch) -> None:

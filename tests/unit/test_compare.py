@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +111,11 @@ def test_two_runs_have_their_steps_and_a_page_of_losses(line, folders, tmp_path)
     assert not (tmp_path / "one.html").exists()
 
 
-def change(folder: Path, **changes: object) -> Path:
-    """Change fields of a run's result, of its settings or of its machine."""
+def change(folder: Path, settings: Mapping[str, Any] | None = None, **changes: object) -> None:
+    """Change fields of a run's result and of its settings."""
     result = read_run(folder)
-    for name in ("settings", "machine"):
-        part = changes.pop(name, {})
-        old = getattr(result, name)
-        new = old | part if isinstance(old, dict) else old.model_copy(update=part)
-        result = result.model_copy(update={name: new})
-    result = result.model_copy(update=changes)
-    (folder / "result.json").write_text(result.model_dump_json())
-    return folder
+    changes["settings"] = result.settings.model_copy(update=settings)
+    (folder / "result.json").write_text(result.model_copy(update=changes).model_dump_json())
 
 
 def test_a_run_is_compared_with_its_prediction(line, tmp_path):

@@ -29,7 +29,7 @@ from paceline.strategies.wheel import job as of_wheel
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.split import split
 from paceline.training.models.factory import names
-from paceline.training.models.halves import cut, traced
+from paceline.training.models.halves import traced
 from paceline.training.recipes.named import tried_with, workload_of
 from refusals import refused
 
@@ -45,19 +45,6 @@ def passed(compute: Callable[..., Tensor] = compute_passed) -> nn.Module:
     return Net(compute, **{name: nn.Linear(*size) for name, size in sizes.items()})
 
 
-def pooled() -> nn.Module:
-    """Attention without parameters mixes the tokens, so `emb` seems to be fully connected."""
-
-    def compute(net: nn.Module, tokens: Tensor) -> Tensor:
-        hidden = net.start + net.emb(tokens)
-        mixed = torch.softmax(hidden @ hidden.transpose(1, 2), 2) @ hidden
-        return net.head2(F.gelu(net.head1(net.norm(mixed.mean(1)))))
-
-    heads = {"head1": nn.Linear(16, 64), "head2": nn.Linear(64, 10)}
-    start, emb = nn.Parameter(torch.zeros(8, 16)), nn.Embedding(12, 16)
-    return Net(compute, start=start, emb=emb, norm=nn.LayerNorm(16), **heads)
-
-
 def normalised() -> nn.Module:
     """Return a head with GELU and a LayerNorm without parameters between its layers."""
     plain = nn.LayerNorm(256, elementwise_affine=False)
@@ -71,16 +58,7 @@ def recipe(model: type[nn.Module] | object, inputs: Tensor, num_classes: int) ->
 
 
 PASSED = recipe(passed, torch.randn(8, 32), 100)
-POOLED = recipe(pooled, torch.randint(12, (8, 8)), 10)
 NORMALISED = recipe(normalised, torch.randn(8, 32), 10)
-
-
-def test_wheel_does_not_cut_a_transformer_before_its_embedding() -> None:
-    own = workload_of(POOLED, 8)
-    assert split(own, Wheel()).head.layers[0].name == "emb"
-    found = tried_with(POOLED, lambda m, x: of_wheel.with_possible_cut(m, x, own, Wheel()))
-    assert split(found, Wheel()).head.layers[0].name == "head1"
-    cut(pooled(), torch.randint(12, (2, 8)), "head1")  # as in training
 
 
 def test_subbatch_splits_only_the_layers_after_an_unsplittable_one() -> None:
@@ -193,12 +171,9 @@ def test_threads_trace_at_once_while_another_computes() -> None:
     expected_graph, model, rows, ended = graph(), nested(), torch.ones(2, 4), threading.Event()
     expected, own_call, own_zeros = model(rows), nn.Module.__call__, torch.zeros
 
-    def compute() -> int:
-        times = 0
+    def compute() -> None:
         while not ended.is_set():
             assert torch.equal(model(rows), expected)
-            times += 1
-        return times
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)  # switch threads a thousand times as often as usual
@@ -210,6 +185,6 @@ def test_threads_trace_at_once_while_another_computes() -> None:
             ended.set()
     finally:
         sys.setswitchinterval(before)
-    assert computing.result() > 0
+    computing.result()
     assert [one.result() for one in graphs] == [expected_graph] * len(graphs)
     assert (nn.Module.__call__, torch.zeros) == (own_call, own_zeros)

@@ -28,21 +28,15 @@ def counted(num_samples: int) -> TensorSamples:
     return TensorSamples(numbers.float().unsqueeze(1), numbers)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_loader_gives_the_batches_of_its_sampler(world_size: int) -> None:
-    samples, seen, before = counted(50), [], torch.get_rng_state()
-    for rank in range(world_size):
-        batches = ShardedBatches(50, 12, rank, world_size, seed=1)
-        batches.set_epoch(2)
-        steps = loader(samples, batches)
-        assert len(steps) == len(batches)
-        got = []
-        for inputs, targets in steps:
-            assert torch.equal(inputs.squeeze(1), targets.float())
-            got.append(targets.tolist())
-        assert got == list(batches)
-        seen += list(chain.from_iterable(got))
-    assert sorted(seen) == list(range(50))
+def test_a_loader_gives_the_batches_of_its_sampler() -> None:
+    batches, got, before = ShardedBatches(50, 12, 1, 3, seed=1), [], torch.get_rng_state()
+    batches.set_epoch(2)
+    steps = loader(counted(50), batches)
+    assert len(steps) == len(batches)
+    for inputs, targets in steps:
+        assert torch.equal(inputs.squeeze(1), targets.float())
+        got.append(targets.tolist())
+    assert got == list(batches)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -149,18 +143,14 @@ REFUSED = [
     *(("images:.", shape, "input_shape") for shape in ((4, 4), (2, 4, 4), (1, 3, 4, 4))),
     *((spec, (3, 32, 32), "input_shape") for spec in ("text", "masked-text", "tokens:a.npy")),
     ("text", (0,), "input_shape"),
+    ("digits", None, "seed"),
 ]
 
 
 @pytest.mark.parametrize(("spec", "shape", "field"), REFUSED)
-def test_specs_and_shapes_are_refused(spec, shape, field) -> None:
+def test_specs_shapes_and_seeds_are_refused(spec, shape, field) -> None:
     with refused(field):
-        load(spec, shape)
-
-
-def test_a_seed_below_zero_is_refused() -> None:
-    with refused("seed", got=-1):
-        load("digits", None, -1)
+        load(spec, shape, -1 if field == "seed" else 0)
 
 
 @pytest.mark.parametrize(

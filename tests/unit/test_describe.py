@@ -1,7 +1,6 @@
-"""`describe`: each layer's costs, outputs and kept memory, and the order of gradients."""
+"""`describe`: each layer's costs and outputs, and the order of gradients."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nets import Net
-from paceline.core.workload import feature_nbytes
 from paceline.training.models import describe, layers_of
 from paceline.training.models.inception import InceptionBlock
 
@@ -122,13 +120,6 @@ def test_layers_are_in_forward_order_and_gradients_in_backward_order(case: str) 
     assert workload.num_parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_an_activation_function_belongs_to_the_layer_before_it() -> None:
-    one, two, three = describe(chain(), torch.zeros(5, 2, 3)).layers
-    assert one.forward.flops == 2 * 5 * 6 * 8 + 5 * (5 * 8)  # includes the tanh
-    assert two.backward.flops == 2 * (2 * 5 * 8 * 4) + 5 * 4 + 5 * 4  # includes the relu
-    assert three.backward.flops == 2 * (2 * 5 * 4 * 2) + 5 * 2
-
-
 def test_parameters_are_in_the_order_of_their_gradients() -> None:
     def parameters(model: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
         first = describe(model, torch.zeros(2, 4)).layers[0]
@@ -199,18 +190,3 @@ def test_a_layer_has_the_kind_of_the_class_that_computes():
     layers = [same(4, 4), other(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)]
     described = describe(nn.Sequential(*layers), torch.zeros(2, 4)).layers
     assert [one.kind for one in described] == ["Linear", "Other", "LayerNorm", "BatchNorm1d"]
-
-
-# Memory kept for backward
-
-
-def test_feature_memory_is_kept_memory_and_the_working_memory_of_one_layer() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2))
-    layers = describe(model, torch.zeros(5, 4)).layers
-    hidden, scores = 5 * 6 * 4, 5 * 2 * 4
-    assert [layer.activation_nbytes for layer in layers] == [hidden, scores]
-    # Backward of the last layer holds the scores and the gradients of scores and input.
-    assert layers[1].working_nbytes == hidden + 2 * scores
-    assert feature_nbytes(layers) == 2 * hidden + hidden + 2 * scores
-    unknown = [replace(layer, working_nbytes=None) for layer in layers]
-    assert feature_nbytes(unknown) == 2 * hidden + hidden + scores  # the largest gradients

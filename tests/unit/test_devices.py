@@ -65,11 +65,15 @@ def test_gpus_that_torch_cannot_use_are_refused(machine, monkeypatch):
                 asked()
 
 
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_hidden_gpus_are_ignored(machine, monkeypatch, hidden):
-    machine.warned = TOO_OLD
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+@pytest.mark.parametrize("hidden", [None, "", "-1"])
+def test_without_gpus_or_if_they_are_hidden_there_is_the_cpu(machine, monkeypatch, hidden):
+    if hidden is None:
+        monkeypatch.setattr(cuda, "_DEVICE_FILES", Path("none"))
+    else:
+        machine.warned = TOO_OLD
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert (gpus(), num_gpus(), first_device()) == ((), 0, torch.device("cpu"))
+    check_gpus(64)
 
 
 def test_usable_gpus_are_found_and_counted(machine):
@@ -85,12 +89,6 @@ def test_a_launcher_counts_gpus_by_the_driver_alone(machine, monkeypatch):
     check_gpus(2)
     with refused("workers"):
         check_gpus(3)
-
-
-def test_without_a_gpu_there_is_the_cpu(monkeypatch, tmp_path):
-    monkeypatch.setattr(cuda, "_DEVICE_FILES", tmp_path)
-    assert (gpus(), num_gpus(), first_device()) == ((), 0, torch.device("cpu"))
-    check_gpus(64)
 
 
 def test_each_rank_of_a_machine_has_its_own_gpu(machine, monkeypatch):

@@ -46,6 +46,16 @@ def test_a_forecast_equals_the_plan_of_its_strategy(strategy: str):
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 10**6}, "batch_size"),
         ({"machine": "4xk80", "precision": "bfloat16"}, "precision"),  # of unknown speed
+        ({"input_shape": ()}, "input_shape"),
+        ({"input_shape": (1, 0, 32)}, "input_shape"),
+        ({"model": nn.Linear(3, 3)}, "input_shape"),
+        ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
+        *(
+            ({"measured": text}, "measured")
+            for text in (
+                *("350", "350/h", "0/s", "-1/s", "1e999/s", "350/s@0", "/s", "nan/s", "1.2.3/s"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(asked: dict, field: str):
@@ -112,11 +122,8 @@ def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is(precisi
 
 
 def test_a_module_is_planned() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-    before = torch.get_rng_state()
     forecasts = paceline.plan(model, EPYC, batch_size=33, input_shape=(1, 8, 8))
-    assert torch.equal(torch.get_rng_state(), before)
     plain = [one for one in forecasts if (one.strategy, one.codec) == ("allreduce", None)]
     by_workers = {one.workers: one for one in plain}
     assert by_workers[2].wire_nbytes == 2 * 4 * (64 * 100 + 100 + 100 * 10 + 10)
@@ -125,20 +132,6 @@ def test_a_module_is_planned() -> None:
     even = forecast(model, EPYC, "allreduce", batch_size=34, input_shape=(1, 8, 8), workers=2)
     assert by_workers[2].step_s == even.step_s
     assert by_workers[1].samples_per_s == pytest.approx(33 / by_workers[1].step_s)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"input_shape": ()}, "input_shape"),
-        ({"input_shape": (1, 0, 32)}, "input_shape"),
-        ({"model": nn.Linear(3, 3)}, "input_shape"),
-        ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
-    ],
-)
-def test_a_plan_that_cannot_be_made_is_refused(arguments, field: str) -> None:
-    with refused(field):
-        paceline.plan(**{"model": "lenet5", "machine": EPYC} | arguments)
 
 
 # Named machines of equal devices, and plans calibrated with one measured figure
@@ -169,14 +162,6 @@ def test_a_batch_that_was_trained_is_not_refused_for_its_memory() -> None:
     assert "GB" in refusal.why
     (found,) = planned("8xk80", batch_size=size, workers=1, measured="100/s")
     assert found.samples_per_s == pytest.approx(100.0, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "text", ["350", "350/h", "0/s", "-1/s", "1e999/s", "350/s@0", "/s", "nan/s", "1.2.3/s"]
-)
-def test_invalid_throughputs_are_refused(text: str) -> None:
-    with refused("measured"):
-        planned("8xv100", measured=text)
 
 
 def test_a_name_gives_hosts_devices_and_network() -> None:

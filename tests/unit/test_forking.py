@@ -252,14 +252,7 @@ def test_an_error_of_fork_is_raised_in_the_parent(monkeypatch, fork: Forked) -> 
         fork(print)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "paceline.runs.launching",
-        "paceline.strategies.hogbatch.worker",
-        "paceline.strategies.wheel.child",
-        "paceline.strategies.wheel.worker",
-    ],
-)
-def test_a_module_that_a_fork_runs_has_a_main_function(module: str):
-    assert callable(importlib.import_module(module).main)
+def test_modules_that_forks_run_have_a_main_function():
+    run = ("wheel.child", "wheel.worker", "hogbatch.worker")
+    for module in ("paceline.runs.launching", *(f"paceline.strategies.{one}" for one in run)):
+        assert callable(importlib.import_module(module).main)

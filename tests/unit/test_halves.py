@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halved import CASES, Case, equal
+from halved import CASES, equal
 from nets import Net
 from paceline.core.cutting import Split
 from paceline.rpc.tensor_parts import flatten, load_vector, views
@@ -191,25 +191,20 @@ UNCUT = {
 }
 
 
-@pytest.mark.parametrize("make", UNCUT.values(), ids=UNCUT)
-def test_what_cannot_be_cut_is_refused(make: Callable[[], nn.Module]):
-    torch.manual_seed(1)
-    with refused("head"):
-        cut(make(), torch.randn(4, 6), "last")
-
-
 @pytest.mark.parametrize(
-    ("first", "width", "change", "field"),
+    ("make", "first", "width", "field"),
     [
-        ("first", 6, bool, "head"),  # nothing is left for the body
-        ("middle", 6, bool, "head"),  # no such layer
-        ("last", 7, bool, "head"),
-        ("last", 6, lambda net: net.last.half(), "model"),  # two dtypes
+        *(pytest.param(make, "last", 6, "head", id=name) for name, make in UNCUT.items()),
+        (connected, "first", 6, "head"),  # nothing is left for the body
+        (connected, "middle", 6, "head"),  # no such layer
+        (connected, "last", 7, "head"),
+        (lambda: changed(lambda net: net.last.half()), "last", 6, "model"),  # two dtypes
     ],
 )
-def test_names_batches_and_types_that_do_not_fit_are_refused(first, width, change, field):
+def test_what_cannot_be_cut_is_refused(make: Callable[[], nn.Module], first, width, field):
+    torch.manual_seed(1)
     with refused(field):
-        cut(changed(change), torch.randn(4, width), first)
+        cut(make(), torch.randn(4, width), first)
 
 
 def test_vectors_that_do_not_fit_are_refused():
@@ -222,20 +217,12 @@ def test_vectors_that_do_not_fit_are_refused():
             load_vector(parameters, wrong)
 
 
-@pytest.fixture
-def paced_lenet(monkeypatch: pytest.MonkeyPatch) -> tuple[Sleeping, Case, Split]:
-    clock = Sleeping()
+def test_paced_halves_have_names_sizes_and_times_of_the_real_layers(monkeypatch):
+    clock, case = Sleeping(), CASES["lenet5"]
     monkeypatch.setattr(module_of_paced, "time", clock)
-    case = CASES["lenet5"]
-    example = case.inputs(dtype=torch.float32)
-    return clock, case, Split.before(describe(case.model(torch.float32), example), 2)
-
-
-def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lenet):
-    _, case, parts = paced_lenet
-    model = case.model(torch.float32)
-    real = cut(model, case.inputs(dtype=torch.float32), "fc3")
-    whole, halves = paced_halves(*parts, [0.0] * 5, [0.0] * 5)
+    model, example = case.model(torch.float32), case.inputs(dtype=torch.float32)
+    parts, real = Split.before(describe(model, example), 2), cut(model, example, "fc3")
+    whole, halves = paced_halves(*parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512])
     assert halves.crossing == real.crossing
     assert set(halves.body_names) == set(real.body_names)
     assert set(halves.head_names) == set(real.head_names)
@@ -245,27 +232,17 @@ def test_paced_halves_have_names_sizes_and_residuals_of_the_real_ones(paced_lene
     }
     pairs = zip(halves.body_names, halves.body_parameters, strict=True)
     assert all(named[key] is parameter for key, parameter in pairs)
-    activations = halves.body(torch.zeros(3, 1, 32, 32))
-    taken_in = activations.detach().requires_grad_()
-    scores = halves.head(taken_in)
-    scores.sum().backward()
-    torch.autograd.backward(activations, taken_in.grad)
-    assert (scores.shape, taken_in.grad.shape) == ((3, 1), (3, 400))
-    assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]
-
-
-def test_paced_halves_sleep_for_the_times_of_their_layers(paced_lenet):
-    clock, _, parts = paced_lenet
-    _, halves = paced_halves(*parts, [1, 2, 4, 8, 16], [32, 64, 128, 256, 512])
     ends = [0.0]
     activations = halves.body(torch.zeros(3, 1, 32, 32))
     ends.append(clock.now)
     taken_in = activations.detach().requires_grad_()
-    loss = halves.head(taken_in).sum()
+    scores = halves.head(taken_in)
     ends.append(clock.now)
-    loss.backward()
+    scores.sum().backward()
     ends.append(clock.now)
     torch.autograd.backward(activations, taken_in.grad)
     ends.append(clock.now)
     assert [end - start for start, end in pairwise(ends)] == pytest.approx([3, 28, 896, 96])
+    assert scores.shape == (3, 1)
     assert torch.equal(taken_in.grad, torch.zeros(3, 400))
+    assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]

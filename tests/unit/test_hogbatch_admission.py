@@ -121,19 +121,12 @@ def test_long_epochs_are_as_fast_as_the_plan_of_an_endless_run(policy: str, kind
     steps = 20 if policy == "hogwild" else 100  # its batches are small
     timeline = simulate(plan(WORK, machine, config, Window(steps)), Roofline.of(machine))
     going_on = sum(num_samples(timeline).values()) / timeline.makespan_s
-    found = predict(Epochs(WORK, config, 200 * BATCH, 3, 8), trials)
+    found = predict(Epochs(WORK, config, 400 * BATCH, 3, 8), trials)  # not simulated as a whole
     assert found.samples_per_s == pytest.approx(going_on, rel=0.03)
     assert found.utilisation == pytest.approx(utilisation(timeline), abs=0.03)
     made = {name: len(own) for name, own in updates(timeline).items()}
     shares = {name: own / sum(made.values()) for name, own in made.items()}
     assert found.shares == pytest.approx(shares, abs=0.03)
-
-
-def test_a_long_epoch_has_the_rate_of_the_part_that_is_simulated() -> None:
-    """Only some of a million samples are simulated, at the rate of an endless run."""
-    for policy in ("hogwild", "hogbatch"):
-        found = predict(epochs(policy, 16_000), [trial(0, 1.0), trial(1, 7.0)])
-        assert found.samples_per_s == pytest.approx(1 + 1 / 7, rel=2e-3)
 
 
 COSTS = Cost(flops=1e6, nbytes=4e4, num_calls=2), Cost(flops=2e6, nbytes=8e4, num_calls=3)

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from hogbatch_replicas import net, on_gpu, samples
 from hogbatches import classifying
+from nets import Net
 from paceline.core.compare import conform
 from paceline.core.plan import Kind
 from paceline.core.timeline import Origin, Timeline
@@ -32,7 +33,7 @@ from paceline.strategies.hogbatch.worker import median_seconds
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from simulated_gpu.device import SimulatedDevice, SimulatedStream
-from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import simulated_gpus
 
 DEPTHS = (1, 2, 3)
 slow = pytest.mark.slow
@@ -55,20 +56,6 @@ def batches(num: int = len(SIZES)) -> list[Tensor]:
 
 def rate(number: int) -> float:
     return (1.0, 0.5, 2.0)[number % 3]
-
-
-@contextmanager
-def unharmed() -> Iterator[SimulatedDevice]:
-    """Yield a simulated device without delays; raise what failed on it."""
-    with simulated_gpus() as (found,):
-        found.delays = lambda stream, what: 0.0
-        yield found
-
-
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    with unharmed() as found:
-        yield found
 
 
 class Case(NamedTuple):
@@ -234,7 +221,7 @@ DELAYS = st.lists(st.sampled_from([0.0, 1e-4, 2e-3]), min_size=1, max_size=5)
 @settings(max_examples=15)  # each takes seconds
 @given(kernel=DELAYS, h2d=DELAYS, d2h=DELAYS, depth=st.sampled_from(DEPTHS))
 def test_delays_do_not_change_the_model(kernel, h2d, d2h, depth):
-    with unharmed() as device:
+    with simulated_gpus() as (device,):
         check(device, depth=depth, kernel=kernel, h2d=h2d, d2h=d2h)
 
 
@@ -278,16 +265,14 @@ def test_the_host_waits_for_no_copy_in_training_or_trials(device):
         assert device.num_blocking_copies == before
 
 
-class Gated(nn.Module):
-    """A layer whose forward pass ends on the device only after the gate is opened."""
+def gated(gate: threading.Event, device: SimulatedDevice) -> nn.Module:
+    """Create a layer whose forward pass ends on the device only after the gate is opened."""
 
-    def __init__(self, gate: threading.Event, device: SimulatedDevice) -> None:
-        super().__init__()
-        self.layer, self.gate, self.device = nn.Linear(6, 4), gate, device
+    def compute(net: Net, inputs: Tensor) -> Tensor:
+        device.current_stream().run_last(gate.wait)
+        return net.layer(inputs)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.device.current_stream().run_last(self.gate.wait)
-        return self.layer(inputs)
+    return Net(compute, layer=nn.Linear(6, 4))
 
 
 @pytest.fixture
@@ -305,7 +290,7 @@ def test_copies_and_sums_overlap_with_computation(device, gate):
     If one of these waited for the batch, it would never end; the simulated device reports that.
     """
     gate.set()
-    with sharing(device, lambda: Gated(gate, device)) as case:
+    with sharing(device, lambda: gated(gate, device)) as case:
         replica, rows = case.replica, batches(3)
         start = case.memory.tensors["layer.weight"].clone()
         case.next(rows[0], 0)

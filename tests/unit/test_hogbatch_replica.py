@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 import own_recipes
 from hogbatch_replicas import net, on_gpu, on_threads, samples
 from hogbatches import classifying
+from nets import Net
 from paceline.core.plan import Kind
 from paceline.exchange.step import Learning
 from paceline.strategies.hogbatch.replica import tensors_of
@@ -24,8 +25,6 @@ from paceline.training.data.dataset import TensorSamples
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
-from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.lent import simulated_gpus
 
 NUM_SAMPLES, TOKENS = 40, 11
 ROWS = [torch.arange(10), torch.arange(10, 17), torch.tensor([39, 3]), torch.arange(5, 21)]
@@ -63,13 +62,10 @@ def padded(samples: list[Any]) -> tuple[Tensor, Tensor]:
     return sequences, torch.tensor([target for _, target in samples])
 
 
-class Bag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(TOKENS, 5, padding_idx=0), nn.Linear(5, 2)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.embedding(words).sum(1))
+def bag() -> nn.Module:
+    embedding = nn.Embedding(TOKENS, 5, padding_idx=0)
+    compute = lambda net, words: net.head(net.embedding(words).sum(1))  # noqa: E731
+    return Net(compute, embedding=embedding, head=nn.Linear(5, 2))
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -84,7 +80,7 @@ RECIPES = {
     "mappings": replace(own_recipes.fields(), model=seeded(own_recipes.Fields)),
     "tied": own_recipes.tokens(model=seeded(tied)),
     "padded": Recipe(
-        model=seeded(Bag), train=Samples(words), loss=cross_entropy, collate=padded, name="words"
+        model=seeded(bag), train=Samples(words), loss=cross_entropy, collate=padded, name="words"
     ),
 }
 NET = classifying(net, samples())
@@ -207,13 +203,6 @@ def test_a_traced_batch_has_the_layers_of_the_model(threads: int):
     assert by_time[-1].num_samples == 8
 
 
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    with simulated_gpus() as (found,):
-        found.delays = lambda stream, what: 0.0
-        yield found
-
-
 @each_recipe
 @pytest.mark.parametrize(("depth", "clips"), [(1, True), (3, False)])
 def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, depth, clips):
@@ -228,17 +217,6 @@ def test_a_gpu_alone_trains_any_recipe_as_torch_does(device, recipe: Recipe, dep
         torch.testing.assert_close(memory.tensors[name], tensor.detach(), rtol=1e-4, atol=1e-5)
 
 
-def mine(**changes: Any) -> Recipe:
-    """Create a valid recipe with these fields replaced."""
-    right: dict[str, Any] = {
-        "model": lambda: nn.Linear(3, 2),
-        "train": TensorSamples(torch.randn(NUM_SAMPLES, 3), torch.arange(NUM_SAMPLES) % 2),
-        "loss": cross_entropy,
-        "name": "mine",
-    }
-    return Recipe(**right | changes)
-
-
 def test_a_data_set_is_read_by_one_thread_at_a_time():
     reading = threading.Lock()
 
@@ -246,9 +224,9 @@ def test_a_data_set_is_read_by_one_thread_at_a_time():
         assert reading.acquire(blocking=False)
         time.sleep(1e-3)  # long enough for another thread to read at the same time
         reading.release()
-        return torch.full((3,), float(index)), index % 2
+        return torch.full((6,), float(index)), index % 2
 
-    with on_threads(mine(train=Samples(alone)), PLAIN, threads=4) as (replica, _):
+    with on_threads(replace(NET, train=Samples(alone)), PLAIN, threads=4) as (replica, _):
         replica.train(torch.arange(24), 1.0, None)
 
 
@@ -260,8 +238,8 @@ def test_tensors_are_read_by_all_threads_at_once():
             together.wait()
             return super().__getitems__(indices)
 
-    meeting = Meeting(torch.randn(8, 3), torch.arange(8) % 2)
-    with on_threads(mine(train=meeting), PLAIN, threads=2) as (replica, _):
+    meeting = replace(NET, train=Meeting(*samples()))
+    with on_threads(meeting, PLAIN, threads=2) as (replica, _):
         replica.train(torch.arange(4), 1.0, None)
 
 
@@ -269,19 +247,15 @@ def raising(*_: object) -> Any:
     raise OSError("disk on fire")
 
 
-class Failing(nn.Linear):
-    forward = raising
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"train": Samples(raising)}, "mine"),
-        ({"train": Samples(lambda index: (torch.zeros(3 + index // 5), 1))}, "mine"),
-        ({"loss": lambda outputs, targets: 1.0}, "loss of mine"),
-        ({"model": lambda: Failing(3, 2)}, "model"),
+        ({"train": Samples(raising)}, "classifier"),
+        ({"train": Samples(lambda index: (torch.zeros(6 + index // 5), 1))}, "classifier"),
+        ({"loss": lambda outputs, targets: 1.0}, "loss of classifier"),
+        ({"model": lambda: Net(raising, layer=nn.Linear(6, 2))}, "model"),
     ],
 )
 def test_what_is_wrong_with_a_recipe_is_named(changes: dict[str, Any], field: str):
-    with on_threads(mine(**changes), PLAIN) as (replica, _), refused(field):
+    with on_threads(replace(NET, **changes), PLAIN) as (replica, _), refused(field):
         replica.train(torch.arange(3, 7), 1.0, None)

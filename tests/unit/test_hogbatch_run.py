@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from hogbatches import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.checkpoints import State
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import epoch_lengths
 from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
@@ -28,9 +27,7 @@ NUM_SAMPLES = 80
 
 @contextmanager
 def runner(
-    model: nn.Module | None = None,
-    num_samples: int = NUM_SAMPLES,
-    **changes: Any,
+    model: nn.Module | None = None, num_samples: int = NUM_SAMPLES, **changes: Any
 ) -> Iterator[HogbatchRunner]:
     """Yield a runner without started workers."""
     model = model or nn.Linear(6, 3)
@@ -39,9 +36,17 @@ def runner(
     with given(recipe) as name:
         settings = TrainSettings(model=name, strategy="hogbatch", **{"batch_size": 8} | changes)
         alone = Group.alone(torch.device("cpu"), settings.deadline_s)
-        session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, MagicMock())
+        session = TrainingSession(settings, STRATEGY, Hogbatch(), "run", alone, Progress())
         with start(session) as found:
             yield found
+
+
+def saved() -> State:
+    """Return the state of a run before its first batch, as it is read from a checkpoint."""
+    with runner() as one:
+        tensors, parts = one.state()
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    return State(tensors, json.loads(json.dumps(parts)))
 
 
 EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seconds": 1.0}
@@ -57,28 +62,23 @@ EPOCH = {"number": 0, "train_loss": 1.0, "test_loss": None, "score": None, "seco
     ],
 )
 def test_the_state_of_another_run_is_refused_and_changes_nothing(other, num_epochs):
-    with runner() as one:  # the state of a run before its first batch
-        tensors, parts = one.state()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    parts = json.loads(json.dumps(parts))
+    state = saved()
     if num_epochs:
-        parts["hogbatch"]["epochs"] = [EPOCH] * num_epochs
+        state.parts["hogbatch"]["epochs"] = [EPOCH] * num_epochs
     with runner(**other) as one:
         before = [parameter.detach().clone() for parameter in one._model.parameters()]
         with refused("resume"):
-            one.restore(State(tensors, parts))
+            one.restore(state)
         for parameter, own in zip(one._model.parameters(), before, strict=True):
             assert torch.equal(parameter, own)
 
 
 def test_a_checkpoint_with_another_log_of_batches_is_refused():
     """Its times would be read in another unit."""
-    with runner() as one:
-        tensors, parts = one.state()
-        tensors = {name: one.clone() for name, one in tensors.items()}
-    tensors["log/batches"] = tensors.pop("log/batches_s")
+    state = saved()
+    state.tensors["log/batches"] = state.tensors.pop("log/batches_s")
     with runner() as one, refused("resume"):
-        one.restore(State(tensors, json.loads(json.dumps(parts))))
+        one.restore(state)
 
 
 def test_steps_are_batches_of_the_batch_size():

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import paceline
-from rounds import Loop, adamw, averaged, inner_step, loss_of, net, vector
+from rounds import Loop, adamw, averaged, inner_step, loop, loss_of, net, vector
 
 NUM_STEPS, SYNC_EVERY = 9, 4
 
@@ -94,30 +94,11 @@ def scaled(worker: int, wrap: bool, fused: bool = False) -> Loop:
     return model, [optimizer], step
 
 
-def accumulated(worker: int, wrap: bool) -> Loop:
-    """Two micro-batches per step; DDP would exchange gradients in the second backward pass."""
-    model = wrapped(net(), wrap)
-    optimizer = adamw(model)
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        if isinstance(model, DistributedDataParallel):
-            with model.no_sync():
-                loss_of(model, worker, 2 * number).backward()
-        else:
-            loss_of(model, worker, 2 * number).backward()
-        loss_of(model, worker, 2 * number + 1).backward()
-        optimizer.step()
-
-    return model, [optimizer], step
-
-
 LOOPS = {
     "plain": plain,
     "scaled": scaled,
     "scaled_fused": partial(scaled, fused=True),
     "scheduled": scheduled,
-    "accumulated": accumulated,
     "compiled": compiled,
     "compiled_steps": compiled_steps,
     "with_adapters": with_adapters,
@@ -271,7 +252,7 @@ def test_shards_and_static_graphs_between_workers_are_refused(pair: Any, kind: s
 def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool) -> None:
     """Train, and save within a round or at the end."""
     rank = dist.get_rank()
-    model, optimizers, step = plain(rank, wrap=False)
+    model, optimizers, step = loop(rank)
     updates = paceline.LocalUpdates(model, optimizers, **options[rank])
     for number in range(num_steps):
         step(number)
@@ -284,7 +265,7 @@ def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool
 
 def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[Tensor, int]:
     rank = dist.get_rank()
-    model, optimizers, step = plain(rank, wrap=False)
+    model, optimizers, step = loop(rank)
     state = torch.load(path.format(rank=rank), weights_only=True)
     model.load_state_dict(state["model"])
     with paceline.LocalUpdates(model, optimizers, **options[rank]) as updates:

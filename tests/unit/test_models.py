@@ -183,7 +183,7 @@ def test_a_users_factory_in_the_current_directory(folder, name: str) -> None:
         ("own_package.net:Tiny", "'own_package.net'"),
         ("nowhere.at.all:Tiny", "'nowhere'"),
         ("own_missing:Tiny", "a_package_that_nobody_has"),
-        ("own_broken:Tiny", "ValueError: no good"),
+        ("own_broken:Tiny", "ValueError: no good (at own_broken.py:2)"),
         ("own_script:Tiny", "SystemExit: 2"),
         ("own_syntax:Tiny", "SyntaxError: "),
         ("own_models:Family.large", "'Family.large'"),

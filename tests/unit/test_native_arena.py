@@ -45,29 +45,17 @@ def fill(arena: Arena) -> list[float]:
     return values.tolist()
 
 
-def test_a_chunk_that_is_not_set_is_refused(file: int):
-    arena = opened(file, num_chunks=1, num_ranks=2)
+def test_a_chunk_that_is_not_set_and_a_rank_that_is_not_there_are_refused(file: int):
+    arena, source = opened(file, num_chunks=1, num_ranks=2), torch.ones(4)
     arena.begin(1)
+    parts = [(0, source.data_ptr(), source.nbytes)]
+    calls = [(arena.slot, 2), (arena.copy_in, 2, parts), (arena.give_up, 2, Fault.DIED)]
     for chunk in (1, 5, MAX_CHUNKS):
+        calls += [(arena.post, chunk), (arena.times, chunk)]
+        calls += [(one, Goal.CHUNK, 1, chunk) for one in (arena.wait, arena.missing)]
+    for call, *arguments in calls:
         with pytest.raises(IndexError):
-            arena.post(chunk)
-        with pytest.raises(IndexError):
-            arena.wait(Goal.CHUNK, 1, chunk)
-        with pytest.raises(IndexError):
-            arena.missing(Goal.CHUNK, 1, chunk)
-        with pytest.raises(IndexError):
-            arena.times(chunk)
-
-
-def test_a_rank_that_is_not_there_is_refused(file: int):
-    arena, source = opened(file, num_chunks=1), torch.ones(4)
-    for call in (
-        lambda: arena.slot(1),
-        lambda: arena.copy_in(1, [(0, source.data_ptr(), source.nbytes)]),
-        lambda: arena.give_up(1, Fault.DIED),
-    ):
-        with pytest.raises(IndexError):
-            call()
+            call(*arguments)
 
 
 def test_a_chunk_that_only_another_process_has_is_left_to_that_process(file: int):

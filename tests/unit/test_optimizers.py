@@ -60,12 +60,8 @@ class Alike:
     def zero_grad(self):
         pass
 
-class Family:
-    half = Half
-
 WIDTH = 5
 """
-
 OWN_SCHEDULES = """
 import torch
 
@@ -85,8 +81,7 @@ def broken(optimizer, num_steps):
 
 @pytest.fixture
 def own(own_modules) -> None:
-    failing = "raise ValueError('no good')\n"
-    own_modules(own_optimizers=OWN, own_schedules=OWN_SCHEDULES, own_failing=failing)
+    own_modules(own_optimizers=OWN, own_schedules=OWN_SCHEDULES)
 
 
 def matrices() -> list[nn.Parameter]:
@@ -183,7 +178,6 @@ def test_parameters_that_an_optimizer_does_not_accept_are_refused():
         ("Half", 1.0, {"betas": [0.1, 0.2]}, {"lr": 0.5}),
         ("loose", None, {}, {"lr": 0.125}),
         ("Alike", None, {}, {"alike": True}),
-        ("Family.half", None, {}, {"lr": 0.5}),
     ],
 )
 def test_a_factory_of_a_user_gets_only_the_given_fields(own, name, rate, options, defaults):
@@ -194,8 +188,6 @@ def test_a_factory_of_a_user_gets_only_the_given_fields(own, name, rate, options
 @pytest.mark.parametrize(
     ("name", "rate", "options", "field"),
     [
-        *((f"own_{name}", None, {}, "optimizer") for name in ("nowhere:a", "failing:a")),
-        *((name, None, {}, "optimizer") for name in ("own_optimizers:", ":plain")),
         *(
             (f"own_optimizers:{name}", None, {}, "optimizer")
             for name in ("plan", "WIDTH", "number", "broken", "closure")

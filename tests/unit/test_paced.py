@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from boxes import chain
 from nets import Net
 from paceline.core.plan import Kind
 from paceline.core.workload import Cost, Layer, Parameter, Workload
@@ -56,13 +57,9 @@ def instant(workload: Workload, *output_shape: int) -> PacedModel:
     return PacedModel(workload, times, times, output_shape or (1,))
 
 
-def chain(num_layers: int) -> Workload:
+def layers(count: int) -> Workload:
     """Create a chain of layers 'l0', 'l1', ... with one parameter each."""
-    layers = tuple(
-        Layer(f"l{i}", (Parameter(f"l{i}.weight", (3, 2)),), 0, Cost(), Cost())
-        for i in range(num_layers)
-    )
-    return Workload("chain", 2, layers, tuple(reversed(range(num_layers))), 0)
+    return chain(*[(0, 24)] * count)
 
 
 @pytest.fixture
@@ -111,7 +108,7 @@ def test_gradients_are_handed_over_and_not_copied():
 
 
 def test_scores_fit_the_usual_loss():
-    model = instant(chain(2), 5)
+    model = instant(layers(2), 5)
     scores = model(torch.zeros(3, 1, 8, 8))
     assert scores.shape == (3, 5)
     loss = cross_entropy(scores, torch.tensor([0, 4, 2])) * 0.5
@@ -156,7 +153,7 @@ def test_every_layer_takes_its_time(clock: Sleeping):
 def backward_times(clock: Sleeping, hooks_s: list[float], backward_s: list[float]) -> list[float]:
     """Return when the gradients of a chain arrive, from 'l0' on; their hooks take `hooks_s`."""
     num_layers = len(backward_s)
-    model = PacedModel(chain(num_layers), [0.0] * num_layers, backward_s)
+    model = PacedModel(layers(num_layers), [0.0] * num_layers, backward_s)
     times = [0.0] * num_layers
     for number, parameter in enumerate(model.parameters()):
 
@@ -203,13 +200,13 @@ def test_building_the_graph_adds_no_time(clock: Sleeping, monkeypatch):
         return apply(*given)
 
     monkeypatch.setattr(module_of_paced._Backward, "apply", slowly)
-    PacedModel(chain(3), [2, 2, 2], [0, 0, 0])(torch.zeros(2, 1))
+    PacedModel(layers(3), [2, 2, 2], [0, 0, 0])(torch.zeros(2, 1))
     assert clock.now == 6
 
 
 def test_an_update_begins_when_earlier_work_is_done(clock: Sleeping):
     """Otherwise an update would hide exposed communication."""
-    model = PacedModel(chain(1), [1], [1])
+    model = PacedModel(layers(1), [1], [1])
     optimizer = PacedSGD(model.parameters(), 8)
     for _ in range(2):
         model(torch.zeros(2, 1)).sum().backward()

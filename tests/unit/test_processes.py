@@ -129,9 +129,7 @@ def test_environment_folder_and_cores_are_those_of_the_caller(
     assert "TWO" not in os.environ
 
 
-def test_passed_descriptors_keep_their_numbers_and_no_others_are_open(
-    command: Command,
-) -> None:
+def test_passed_descriptors_keep_their_numbers_and_no_others_are_open(command: Command):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     first, (hidden, other_end) = os.memfd_create("first"), os.pipe()
     code = """

@@ -135,21 +135,6 @@ def test_a_trace_that_keeps_the_latest_steps_keeps_their_ends() -> None:
     assert recorder.step_ends() == [2, 3, 4]
 
 
-def test_a_traced_step_is_numbered_from_the_start_of_the_trace():
-    clock = Ticking()
-    model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 3)
-    for traced_from_here in (False, True, False):
-        if traced_from_here:
-            recorder.start_trace(model)
-        step_of(model, torch.ones(2, 3), recorder)
-    recorder.stop_trace()
-    assert [span.name for span in recorder.spans()] == [
-        f"s{step}/{part}@worker3"
-        for step in (0, 1)
-        for part in ("load", "forward[0]", "backward[0]", "step")
-    ]
-
-
 def test_a_second_trace_forgets_the_first_and_a_pass_outside_of_a_phase_leaves_no_mark():
     clock = Ticking()
     model, recorder = nn.Sequential(Timed(clock, 1, 1)), Recorder(clock, "cpu0", 0)
@@ -202,7 +187,7 @@ def test_an_exchange_that_is_joined_amid_a_layers_gradients_starts_with_the_last
 def test_earlier_hooks_run_after_the_marks_of_their_layers():
     """A suspended exchange hook does not delay the collective, and copies belong to no layer."""
     clock = Ticking()
-    recorder = Recorder(clock, "cpu0", 0)
+    recorder = Recorder(clock, "cpu0", 3)
     model = nn.Sequential(Timed(clock, 0, 5), Timed(clock, 0, 7))
 
     def copy_and_join(_: Tensor) -> None:
@@ -218,9 +203,9 @@ def test_earlier_hooks_run_after_the_marks_of_their_layers():
         model(torch.ones(1)).sum().backward()
     spans = [(span.name, span.start_s, span.end_s) for span in recorder.spans()]
     assert spans == [
-        ("s0/backward[1]@worker0", 0, 7),
-        ("s0/backward[0]@worker0", 9, 17),
-        ("s0/reduce[c]@worker0", 7, 9),
+        ("s0/backward[1]@worker3", 0, 7),
+        ("s0/backward[0]@worker3", 9, 17),
+        ("s0/reduce[c]@worker3", 7, 9),
         ("s0/reduce[0]", 9, 9),
     ]
 

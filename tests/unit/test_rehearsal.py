@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import own_recipes
@@ -19,15 +19,13 @@ from paceline.core.link_fit import ExchangeSample
 from paceline.core.plan import Kind, PriceKey
 from paceline.exchange.profile import Profile
 from paceline.exchange.replicas import ReplicaRunner
-from paceline.exchange.session import TrainingSession
+from paceline.exchange.session import Progress, TrainingSession
 from paceline.exchange.setup import TrainingSetup, setup_of
 from paceline.measure.this_machine import this_machine
 from paceline.records.machine_file import find_device
 from paceline.records.profile import ProfileSettings
 from paceline.records.settings import configuration, strategy_of, validated_rehearsal
-from paceline.report.terminal import console
 from paceline.runs.forecasts import forecast_with
-from paceline.runs.progress import TerminalProgress
 from paceline.runs.session import paced_device
 from paceline.studies.profile.largest_batch import Attempt, try_step
 from paceline.studies.profile.profiled_steps import subject_of
@@ -87,16 +85,9 @@ def test_an_unknown_device_is_refused(name):
 def session(**values: object) -> TrainingSession:
     """Create the session of the first of two ranks of a rehearsal."""
     settings = validated_rehearsal(values)
-    progress = TerminalProgress(console(quiet=True), "rehearsing")
-    return TrainingSession(
-        settings,
-        strategy_of(settings),
-        configuration(settings),
-        "run",
-        group_of(0, 2, "cpu"),
-        progress,
-        paced_device(settings),
-    )
+    known = strategy_of(settings), configuration(settings)
+    device = paced_device(settings)
+    return TrainingSession(settings, *known, "run", group_of(0, 2), Progress(), device)
 
 
 def paced(strategy: str, **settings: object) -> TrainingSession:
@@ -227,20 +218,16 @@ def test_a_model_of_many_gigabytes_is_described_without_allocating_them() -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
-class Spread(nn.Linear):
-    """A layer whose constructor reads its initial values."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.largest = float(self.weight.abs().max())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) / self.largest
+def spread() -> nn.Module:
+    """Create a layer, and read its initial values."""
+    made = nn.Linear(4, 3)
+    made.weight.data /= float(made.weight.abs().max())
+    return made
 
 
 def test_a_model_that_needs_its_values_is_described_with_them() -> None:
     data = TensorDataset(torch.zeros(2, 4), torch.zeros(2, 3))
-    recipe = paceline.Recipe(model=Spread, train=data, loss=nn.functional.mse_loss)
+    recipe = paceline.Recipe(model=spread, train=data, loss=nn.functional.mse_loss)
     before = torch.get_rng_state()
     assert workload_of(recipe, 2).num_parameters == 15
     assert torch.equal(torch.get_rng_state(), before)  # the program's random numbers are unchanged

@@ -6,50 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from boxes import box, chain, link
+from command_line import steps
 from command_line import write_run as run_folder
 from findings import numbers, run_result
-from paceline.core.compare import compare, conform
-from paceline.core.cost import Roofline
+from paceline.core.compare import compare
 from paceline.core.outcome import Epoch, Finding, Traffic, Updates
-from paceline.core.plan import Plan
 from paceline.core.settings import TrainSettings
-from paceline.core.simulate import simulate
-from paceline.core.strategy import Window
 from paceline.core.timeline import Timeline
 from paceline.record.trace import write_trace
 from paceline.records.result import RunResult, read_run
 from paceline.report import write_report
 from paceline.report.figures import PARTS
 from paceline.report.format import duration, share
-from paceline.strategies.allreduce.config import AllReduce
-from paceline.strategies.allreduce.plan import plan
 from plan_rows import plan_row
 
 HOSTILE = '<script>alert("model")</script>&<b>'
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
-TWO_CORES = box("cpu", "cpu", links=[link("h", "h", 1e9, 1e-5)])
+def timelines(layer: str = "l0") -> tuple[Timeline, Timeline]:
+    """Return a predicted timeline, and a measured one that is half as fast."""
+    found = steps(1, "predicted"), steps(2, "measured")
+    return tuple(
+        Timeline([span._replace(part=layer) for span in one.spans], one.origin) for one in found
+    )
 
 
-def timelines(layer: str = "l0") -> tuple[Plan, Timeline, Timeline]:
-    """Return a plan of 6 steps, its prediction, and a measured timeline that is half as fast."""
-    work = chain((0.1, 2**21), (0.1, 2**21))
-    tasks = plan(work, TWO_CORES, AllReduce(workers=2, bucket_mb=1), Window(6))
-    spans = [
-        span._replace(part=layer if span.part == "l0" else span.part)
-        for span in simulate(tasks, Roofline.of(TWO_CORES)).spans
-    ]
-    slower = []
-    for span in spans:
-        lanes = tuple(one for one in span.on if one.lane != "wire")
-        slower.append(span._replace(on=lanes, start_s=2 * span.start_s, end_s=2 * span.end_s))
-    return tasks, Timeline(spans, "predicted"), Timeline(slower, "measured")
-
-
-def result(model: str = "test", layer: str = "l0") -> RunResult:
-    tasks, predicted, measured = timelines(layer)
+def result(model: str = "test") -> RunResult:
     tree = {"strategy": "tree", "why": "exchanges <everything>", "wire_nbytes_per_step": 2**21}
     return run_result(
         id="20260102-030405-test-0a1b",
@@ -67,8 +50,7 @@ def result(model: str = "test", layer: str = "l0") -> RunResult:
         predicted_step_s=0.0123,
         step_s=0.015,
         samples_per_s=4266.7,
-        comparison=compare(predicted, measured),
-        faults=tuple(conform(tasks, measured)),
+        comparison=compare(*timelines()),
         peak_memory_bytes=(300 * 2**20, 301 * 2**20),
     )
 
@@ -82,7 +64,7 @@ def write_run(folder: Path, content: RunResult, *recorded: Timeline) -> str:
 
 
 class Page(HTMLParser):
-    """Parses a page into tags, texts and table rows; asserts that end tags match start tags."""
+    """Parses a page into tags, texts and table rows; asserts that all tags are closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -92,6 +74,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.feed(html)
         self.close()
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -118,10 +101,8 @@ class Page(HTMLParser):
 
 
 def test_a_page_is_well_formed_self_contained_and_small(tmp_path: Path) -> None:
-    _, predicted, measured = timelines()
-    html = write_run(tmp_path, result(), predicted, measured)
+    html = write_run(tmp_path, result(), *timelines())
     page = Page(html)
-    assert page.open == []
     for tag, attributes in page.tags:
         assert not {"src", "href", "srcset", "action", "data"} & attributes.keys(), tag
     assert not {"link", "iframe", "object", "img"} & {tag for tag, _ in page.tags}
@@ -158,10 +139,8 @@ def test_a_page_lists_20_faults_and_counts_the_rest(tmp_path: Path) -> None:
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
-    _, predicted, measured = timelines(HOSTILE)
-    html = write_run(tmp_path, result(HOSTILE, HOSTILE), predicted, measured)
+    html = write_run(tmp_path, result(HOSTILE), *timelines(HOSTILE))
     page = Page(html)
-    assert page.open == []
     assert HOSTILE in page.text
     # Neither the page nor plotly's data may contain the unescaped tag.
     assert "<script>alert" not in html.lower()
@@ -184,7 +163,6 @@ def test_a_page_of_asynchronous_workers_shows_updates_and_traffic(tmp_path: Path
     )
     html = write_run(tmp_path, content)
     page = Page(html)
-    assert page.open == []
     for value in ("lanes 2", "head fc6", "1.2500", "1.00 MiB", "2.00 MiB", "0.50", *content.lost):
         assert value in page.text
     # Planned bytes, measured bytes, and measured bytes per update.

@@ -15,14 +15,7 @@ from paceline.core.cost import compute_lane, exchange_lane, link_lane
 from paceline.core.outcome import Epoch, Updates
 from paceline.core.plan import Kind, Resource
 from paceline.core.timeline import Span, Timeline
-from paceline.report.figures import (
-    KINDS,
-    Panel,
-    decades,
-    figure_of,
-    step_parts,
-    whole_numbers,
-)
+from paceline.report.figures import KINDS, Panel, decades, figure_of, step_parts, whole_numbers
 from paceline.report.format import change_text, duration, nbytes, number, share
 from paceline.report.page import _environment
 from paceline.report.run import learning, worker_sections

@@ -47,7 +47,7 @@ def raw(hub) -> Iterator[Raw]:
     ("wrong", "num_done"),
     [
         (lambda raw: [raw.push(sequence) for sequence in range(1, 10)], 8),
-        (lambda raw: raw.send(raw.header(MessageKind.WELCOME, 1), b"x"), 0),
+        (lambda raw: raw.send(FrameHeader(MessageKind.WELCOME, sequence=1), b"x"), 0),
     ],
     ids=["too many", "hub only"],
 )
@@ -64,7 +64,7 @@ def test_a_message_that_is_not_allowed_resets_the_connection(hub, raw, wrong, nu
 
 
 def test_a_worker_of_another_version_is_refused_with_both_versions(hub, raw):
-    header = bytearray(pack(raw.header(MessageKind.HELLO), b""))
+    header = bytearray(pack(FrameHeader(MessageKind.HELLO), b""))
     header[4] = 7
     raw.frames(bytes(header) + b"and more", b"whatever it says")
     text = raw.receive(MessageKind.REFUSED)[1].decode()

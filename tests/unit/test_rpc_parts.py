@@ -30,7 +30,6 @@ from paceline.rpc.keys import (
 )
 from paceline.rpc.limits import WINDOW, Limits, RateLimitedLog, check_run_name
 from paceline.rpc.session import WorkerSession
-from paceline.rpc.workers import retry_after_restart
 from refusals import refused
 from rpc_exchange import DEADLINE_S, Clock, beside
 
@@ -195,18 +194,6 @@ def test_a_flood_of_warnings_is_logged_as_one_line_every_five_seconds(caplog):
     assert len(caplog.messages) == 2
     assert "999" in caplog.messages[1]
     assert log.num_total == 1000
-
-
-def test_a_report_is_repeated_if_the_hub_restarts():
-    told, answers = [], [HubRestarted("anew"), None]
-
-    def tell() -> None:
-        told.append(1)
-        if (error := answers.pop(0)) is not None:
-            raise error
-
-    retry_after_restart(tell)
-    assert len(told) == 2
 
 
 def test_generated_keys_are_private_never_overwritten_and_a_worker_needs_no_secret_of_the_hub(

@@ -1,4 +1,4 @@
-"""Errors of a run after its model and data are loaded, and the folder of a failed run."""
+"""Errors of a run after its model and data are loaded, its folder, and its restart."""
 
 import shutil
 from pathlib import Path
@@ -8,12 +8,15 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.checkpoints.folder import CheckpointFolder
 from paceline.core.errors import PacelineError
 from paceline.core.settings import TrainSettings
+from paceline.exchange.checkpoints import CHECKPOINTS
 from paceline.links.group import Group
 from paceline.links.launch import launch
 from paceline.runs.folder import run_folder
 from paceline.runs.launching import requested
+from paceline.runs.restarts import RunRequest, restarted
 from paceline.runs.session import go_through
 from refusals import refused
 
@@ -94,3 +97,27 @@ def test_files_that_a_run_has_written_outlive_its_failure(tmp_path: Path):
 
 def test_a_removed_folder_does_not_hide_the_error(tmp_path: Path):
     ended(tmp_path, RuntimeError(), shutil.rmtree)
+
+
+def request_in(output: Path) -> RunRequest:
+    settings = TrainSettings(model="lenet5", output=output)
+    return RunRequest(verb="train", settings=settings, run_id="mine")
+
+
+def test_a_run_restarts_from_its_newest_undamaged_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "mine" / CHECKPOINTS, keep=2)
+    folder.path.mkdir(parents=True)
+    for step in (3, 5):
+        written = folder.write(step, {"model/weight": torch.zeros(2)}, {})
+    (written / "model.safetensors").write_bytes(b"damaged")
+    again = restarted(request_in(tmp_path), "worker 1 was lost")
+    assert "step 3" in again.lost[0]
+    assert isinstance(again.settings, TrainSettings)
+    assert again.settings.resume == tmp_path / "mine"
+
+
+def test_without_a_checkpoint_a_run_starts_again_in_its_folder(tmp_path: Path) -> None:
+    request = request_in(tmp_path)
+    again = restarted(request, "worker 1 was lost")
+    assert again == request.model_copy(update={"lost": again.lost})
+    assert again.lost

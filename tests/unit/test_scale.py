@@ -187,26 +187,16 @@ def test_predictions_have_errors_if_they_were_measured(epochs_s, mean, errors):
     assert 100 * found["mean_error"] == pytest.approx(mean)
 
 
-def test_synchronisation_is_the_share_of_the_exposed_exchange():
-    """All workers compute 100 s together (strong) or 100 s each (weak)."""
-    costs = {"allreduce": 10.0, "tree": 30.0}
-    cells = study(costs, (1, 2, 4)) + study(costs, (1, 2, 4), scaling="weak")
-    table = shown(cells)["synchronisation"]
-    assert table.head[-3:] == ("1 w.", "2 w.", "4 w.")
-    assert {(row[0], row[2]): list(row[-3:]) for row in table.rows} == {
-        (method, scaling): percent(0, shown_s / (one + shown_s), shown_s / (other + shown_s))
-        for method, shown_s in costs.items()
-        for scaling, one, other in (("strong", 100 / 2, 100 / 4), ("weak", 100, 100))
-    }
-
-
-def test_synchronisation_includes_idle_time_but_no_hidden_exchange():
+def test_synchronisation_is_the_share_of_exposed_exchange_and_idle_time():
     waits = {"epoch_s": 8.0, "exposed_s": 0.5, "idle_s": 1.5, "hidden_s": 4.0}
-    cells = [cell("host", 2, **waits), cell("host", 4, **waits | {"idle_s": 0.3})]
-    # Missing values are dashes, and each kind has its row.
+    cells = [cell("host", 4, **waits | {"idle_s": 0.3}), cell("host", 2, **waits)]
+    # Missing values are dashes, and each kind and scaling has its row.
     cells.append(cell("host", 4, kind="rehearsed", exposed_s=1.0, idle_s=0.0))
-    rows = shown(cells)["synchronisation"].rows
-    assert {row[3]: list(row[-2:]) for row in rows} == {
-        "measured": percent(2.0 / 8, 0.8 / 8),
-        "rehearsed": ["-", "10.0 %"],
+    cells.append(cell("host", 2, scaling="weak", exposed_s=3.0, idle_s=0.0))
+    table = shown(cells)["synchronisation"]
+    assert table.head[-2:] == ("2 w.", "4 w.")
+    assert {row[2:4]: list(row[-2:]) for row in table.rows} == {
+        ("strong", "measured"): percent(2.0 / 8, 0.8 / 8),
+        ("strong", "rehearsed"): ["-", "10.0 %"],
+        ("weak", "measured"): ["30.0 %", "-"],
     }

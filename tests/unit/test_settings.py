@@ -14,13 +14,7 @@ from paceline.core.defaults import completed
 from paceline.core.reading import validated
 from paceline.core.settings import Interval, TrainSettings
 from paceline.core.strategy import Options
-from paceline.records.config_file import (
-    FILE_NAME,
-    merged,
-    read_config,
-    to_toml,
-    write_config,
-)
+from paceline.records.config_file import FILE_NAME, merged, read_config, to_toml, write_config
 from paceline.records.profile import validated_profile
 from paceline.records.scale import ScaleSettings
 from paceline.records.settings import configuration, validated_rehearsal, validated_settings
@@ -156,12 +150,8 @@ TRAIN = (
     | {"optimizer_options": {"betas": [0.5, 0.75], "eps": None, "a b": {"x": True}}}
     | {"schedule": "cosine", "warmup_steps": 3, "precision": "bfloat16", "accumulate": 2}
     | {"clip_norm": 0.1, "evaluate_every": 10**9, "seed": 2**63 - 1, "checkpoint_every": "0.05s"}
-    | {
-        "keep_checkpoints": 9,
-        "resume": Path("before"),
-        "max_restarts": 4,
-        "tensorboard": Path("board"),
-    }
+    | {"keep_checkpoints": 9, "resume": Path("before"), "max_restarts": 4}
+    | {"tensorboard": Path("board")}
     | {"output": Path("there"), "profile_s": 0.001, "deadline_s": 1e6, "strategy": "allreduce"}
     | {"options": {"bucket_mb": None, "codec": "half"}}
 )
@@ -186,21 +176,12 @@ def written(folder: Path, settings_of_run: Any) -> dict[str, Any]:
         {"strategy": "auto", "options": None, "keep_all": True, "balance": "auto"},
         {"strategy": "allreduce", "workers": 1, "exchange_alone": True},
         {"strategy": "wheel", "options": {"staleness": None, "head": "", "lanes": 1}}
-        | {
-            "accumulate": 1,
-            "listen": "tcp://10.0.0.1:5555",
-            "run_name": "mine",
-            "keys": Path("keys"),
-        }
-        | {"wait_s": 0.5},
+        | {"accumulate": 1, "listen": "tcp://10.0.0.1:5555", "run_name": "mine"}
+        | {"keys": Path("keys"), "wait_s": 0.5},
         {"strategy": "local", "options": {"sync_every": 5}, "elastic": True, "worker_ids": (0, 2)}
         | {"lighthouse": "http://10.0.0.1:29510", "accumulate": 1, "codec": "dynamic4"},
-        {
-            "strategy": "hogbatch",
-            "options": {"cpu_batch": [2, 8], "policy": "cpu_gpu"},
-            "accumulate": 1,
-        }
-        | {"workers": "cpu:1,cpu:2", "evaluate_every": None},
+        {"strategy": "hogbatch", "options": {"cpu_batch": [2, 8], "policy": "cpu_gpu"}}
+        | {"accumulate": 1, "workers": "cpu:1,cpu:2", "evaluate_every": None},
     ],
 )
 def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: dict):

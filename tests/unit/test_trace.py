@@ -173,35 +173,14 @@ def test_overlapping_transfers_follow_one_another_and_move_no_computation():
     assert merge([[], []], "rehearsed").spans == ()
 
 
-moments = st.integers(0, 40)
-
-
-@st.composite
-def ranks(draw) -> list[list[Span]]:
-    """Draw spans of one to three ranks: a computation each, and collectives of some ranks."""
-    rows = []
-    for rank in range(draw(st.integers(1, 3))):
-        parts = draw(st.sets(st.integers(0, 4)))
-        starts = {part: draw(moments) for part in (*parts, "own")}
-        times = {part: (start, start + draw(moments)) for part, start in starts.items()}
-        own = computation(rank, *times.pop("own"))
-        rows.append([*(reduction(rank, *ends, str(part)) for part, ends in times.items()), own])
-    return rows
-
-
-@given(ranks())
-def test_no_span_is_lost_and_none_overlaps_on_an_exchange_lane(rows: list[list[Span]]):
-    merged = merge(rows, "measured")
-    names = [span.name for span in merged.spans]
-    assert sorted(names) == sorted({span.name for row in rows for span in row})
-    assert merged.start_s == 0
-    assert all(span.duration_s >= 0 for span in merged.spans)
-    for resource, track in merged.tracks.items():
-        if resource == exchange_lane(resource.owner):
-            assert all(one.end_s <= other.start_s for one, other in pairwise(track))
-    for span in merged.spans:
-        lanes = {lane for row in rows for one in row if one.name == span.name for lane in one.on}
-        assert set(span.on) == lanes
+def test_an_exchange_waits_for_the_previous_ones_on_all_its_lanes():
+    """Of three in turn, the second is on the lane of rank 1 only, and the others are on both."""
+    both = {"0": (0, 5), "2": (7, 9)}
+    ranks = [[reduction(rank, *ends, part) for part, ends in both.items()] for rank in range(2)]
+    ranks[1].append(reduction(1, 3, 8, "1"))
+    merged = merge(ranks, "measured")
+    expected = [("s0/reduce[0]", 0, 5), ("s0/reduce[1]", 5, 8), ("s0/reduce[2]", 8, 9)]
+    assert sorted(times(merged.spans)) == expected
 
 
 class Connected(Group):

@@ -1,10 +1,12 @@
 """Checkpoints of a parameter server: a resumed run equals the uninterrupted one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from halved import CASES, Case, Make, ManualWorker, batches, equal, serve
 from paceline.core.outcome import Epoch
@@ -27,7 +29,8 @@ def pair(
     make: Make = OPTIMIZERS["momentum"],
     num_workers: int = 2,
 ) -> tuple[ParameterServer, list[ManualWorker]]:
-    return serve(case, first, make, num_workers, staleness=None)
+    schedule = partial(CosineAnnealingWarmRestarts, T_0=7)
+    return serve(case, first, make, num_workers, schedule, staleness=None)
 
 
 def mlp(**options) -> ParameterServer:
@@ -59,7 +62,7 @@ def saved(server: ParameterServer, epochs: tuple[Epoch, ...] = ()) -> State:
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     name: str, first: str, optimizer: str
 ):
-    """Parameters, running means of the head, optimizer state and dropout's random numbers."""
+    """Parameters, running means, optimizer, schedule and dropout's random numbers."""
     case, make = CASES[name], OPTIMIZERS[optimizer]
     (whole, own), (before, lost), (after, again) = (pair(case, first, make) for _ in range(3))
     torch.manual_seed(8)
@@ -76,25 +79,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(
     assert after.updates.by_worker == {"worker0": 10, "worker1": 10}
 
 
-def test_a_half_done_step_is_not_saved():
-    case, (server, hands) = CASES["mlp"], pair()
-    train(server, hands, case, range(3))
-    hands[1].forward(3, hands[1].fetch(), case.inputs(), case.labels())
-    after = mlp()
-    load(saved(server), after, LAYOUT)
-    assert after.workers.of(1).half is None
-    assert not after.workers.of(1).is_live
-    assert after.workers.of(0).next_step == 3
-
-
-def test_a_resumed_server_has_the_epochs_that_all_workers_have_completed():
+def test_a_resumed_server_has_completed_steps_and_the_epochs_of_all_workers():
     epochs = tuple(Epoch(number, 0.5, float("nan"), 0.9, 1.0) for number in (1, 2))
-    server, after = mlp(), mlp()
+    (server, hands), after, case = pair(), mlp(), CASES["mlp"]
+    hands[1].forward(0, hands[1].fetch(), case.inputs(), case.labels())
     for worker, num_steps in ((0, 7), (1, 5)):
         server.workers.of(worker).complete(num_steps)
     progress = load(saved(server, epochs), after, LAYOUT)
     assert repr(progress.epochs_over(steps_per_epoch=4)) == repr([*epochs[:1]])
-    assert [after.workers.of(worker).next_step for worker in (0, 1)] == [7, 5]
+    assert after.workers.next_steps == [7, 5]
+    assert after.workers.of(1).half is None
+    assert not after.workers.live
 
 
 @pytest.mark.parametrize(

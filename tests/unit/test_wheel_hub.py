@@ -30,6 +30,9 @@ from rpc_exchange import DEADLINE_S, Clock, beside, until
 NBYTES, WAIT_S, NUM_LAYERS = 70_000, 60.0, 5
 PROFILE = DeviceProfile(kind="cpu", host="here", seconds=(), codecs={}).model_dump_json().encode()
 ZEROS = (0.0,) * NUM_LAYERS
+PACE = PaceSpec(
+    samples=32, target_nbytes=4, input_shape=None, forward_s=ZEROS, backward_s=ZEROS, update_s=0.0
+)
 SPEC = RunSpec(
     model="lenet5",
     data=None,
@@ -39,14 +42,7 @@ SPEC = RunSpec(
     config=Wheel(workers=2, lanes=1, head="fc3"),
     profile_s=0.0,
     boot_id="",
-    pace=PaceSpec(
-        samples=32,
-        target_nbytes=4,
-        input_shape=None,
-        forward_s=ZEROS,
-        backward_s=ZEROS,
-        update_s=0.0,
-    ),
+    pace=PACE,
 )
 SETTINGS = Mock(listen="tcp://127.0.0.1:0", keys=None, wait_s=WAIT_S, deadline_s=10.0)
 

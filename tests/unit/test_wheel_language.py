@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from language_nets import WIDTH, Attention
 from paceline.core.settings import TrainSettings
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import MOMENTUM, Wheel
@@ -24,20 +24,7 @@ from paceline.training.recipes.named import given
 from paceline.training.recipes.recipe import Recipe
 from refusals import refused
 
-LENGTH, WIDTH = 12, 8
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.attention = nn.Linear(WIDTH, 3 * WIDTH)
-        self.output = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        queries, keys, values = self.attention(self.norm(x)).chunk(3, dim=-1)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        return x + self.output(mixed)
+LENGTH = 12
 
 
 class Decoder(nn.Module):
@@ -47,7 +34,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Attention() for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
         self.lm_head = nn.Linear(WIDTH, vocabulary, bias=is_tied)
         if is_tied:
@@ -65,7 +52,7 @@ class Decoder(nn.Module):
         if mask is not None:
             x = x * mask[:, :, None] + torch.zeros(ids.shape[0], 1, 1)
         for block in self.blocks:
-            x = block(x)
+            x = x + block(x, mask=None)
         logits = self.lm_head(self.norm(x))
         return logits if mask is None else {"logits": logits, "all": (logits.sum(-1), 3)}
 
@@ -153,7 +140,7 @@ def test_linear_layers_after_attention_make_a_head():
         def forward(self, ids: Tensor) -> Tensor:
             x = self.tokens(ids)
             for block in self.blocks:
-                x = block(x)
+                x = x + block(x, mask=None)
             return self.last(torch.relu(self.lm_head(self.norm(x[:, 0]))))
 
     work = describe(Classifier(), torch.zeros(16, LENGTH, dtype=torch.int64))

@@ -61,12 +61,9 @@ def test_one_worker_trains_as_if_nobody_had_cut_the_model(name, first, clip):
         plainly.zero_grad()
         if schedule:
             schedule.step()
+    learning = Learning(class_loss, clip_norm=clip)
     server, (hand,) = serve(
-        case,
-        first,
-        decaying,
-        schedule=halving if clip else None,
-        learning=Learning(class_loss, clip_norm=clip),
+        *(case, first, decaying), schedule=halving if clip else None, learning=learning
     )
     torch.manual_seed(21)
     losses = []
@@ -115,17 +112,6 @@ def test_staleness_is_counted_and_makes_an_update_smaller():
     assert [group["lr"] for group in server.optimizer.param_groups] == [0.25]
 
 
-def test_a_restored_server_continues_the_schedule():
-    def falling(of: torch.optim.Optimizer) -> LRScheduler:
-        return LambdaLR(of, lambda step: 1 / (1 + step))
-
-    server, (hand,) = serve(CASE, CUT, schedule=falling)
-    server.restore(6, server.workers.all, {0: 6})
-    server.workers.add(0)
-    hand.step(0, *BATCH)
-    assert server.optimizer.param_groups[0]["lr"] == pytest.approx(0.25 / 8)
-
-
 def test_updates_of_a_step_share_its_learning_rate():
     """Four updates by quarters of a batch equal one update by the whole batch."""
     server, hands = serve(CASE, CUT, num_workers=4, staleness=None, updates_per_step=4)
@@ -144,17 +130,6 @@ def test_updates_of_a_step_share_its_learning_rate():
     assert server.optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_a_restarted_step_equals_one_without_interruption(mlp):
-    """The server has the head's gradients of the interrupted step."""
-    server, (hand, *_) = mlp
-    other, (lone, *_) = serve(CASE, CUT)
-    first, second = batches(CASE, 2)
-    hand.forward(0, hand.fetch(), *first)
-    hand.step(0, *second)
-    lone.step(0, *second)
-    assert equal(values(server.model), values(other.model))
-
-
 def test_the_half_done_step_of_a_lost_worker_is_dropped_and_repeated(mlp):
     server, (hand, *_) = mlp
     version = hand.fetch()
@@ -168,6 +143,10 @@ def test_the_half_done_step_of_a_lost_worker_is_dropped_and_repeated(mlp):
     assert equal(values(server.model), before)
     assert server.version == 0
     assert hand.step(0, *BATCH)[0] == 1
+    # Nothing is left of the gradients of the dropped step.
+    other, (lone,) = serve(CASE, CUT)
+    lone.step(0, *BATCH)
+    assert equal(values(server.model), values(other.model))
 
 
 def test_values_that_are_not_finite_are_refused_with_worker_and_step(mlp):

@@ -19,6 +19,7 @@ from torch import nn
 from halved import CASES, ManualWorker, batches, equal, plain, serve, values
 from paceline.core.errors import InvalidInput, NonFinite, StepDiscarded
 from paceline.rpc import tensor_parts
+from paceline.rpc.client import HubRestarted
 from paceline.rpc.frames import Message
 from paceline.strategies.wheel.child_server import ChildServer
 from paceline.strategies.wheel.config import Wheel
@@ -71,14 +72,9 @@ def tree(gather: int, num_workers: int = 2, staleness: int | None = 1, place=(0,
     for parameter in model.parameters():
         nn.init.zeros_(parameter)  # replaced by the parent's parameters
     halves, uplink = cut(model, CASE.inputs(), CUT), Direct(root, place)
-    child = ChildServer(
-        model,
-        halves,
-        Wheel(num_workers, staleness=staleness, gather=gather),
-        uplink,
-        num_steps=STEPS,
-        steps_per_epoch=EPOCH,
-    )
+    config = Wheel(num_workers, staleness=staleness, gather=gather)
+    options = {"num_steps": STEPS, "steps_per_epoch": EPOCH}
+    child = ChildServer(model, halves, config, uplink, **options)
     child.begin()
     for worker in range(num_workers):
         child.workers.add(worker)
@@ -287,7 +283,8 @@ def test_a_report_has_numbers_of_64_bits_and_a_parents_steps_are_checked():
         ChildReport.model_validate_json(told % 10**400)
     client = Mock()
     for steps in (b"[-1]", b'["a"]', b"3"):
-        client.request().result.return_value = Message("begin", parts=(memoryview(steps),))
+        reply = Message("begin", parts=(memoryview(steps),))
+        client.request().result.side_effect = [HubRestarted("anew"), reply, reply]
         with refused("steps"):
             ParentHub(client, "{}").begin(0)
 

@@ -130,22 +130,32 @@ def in_training():
         model.first = getattr(model, "first", size)
         return os.environ["RANK"] == "1" and abs(size - model.first) > 1e-3
     return Bang(fails)
+
+
+def in_a_body():
+    # The hub uses the model, too.
+    body = Bang(lambda model: "worker" in sys.argv[0] and next(calls) > 50)
+    return nn.Sequential(body, nn.ReLU(), nn.Linear(10, 200), nn.ReLU(), nn.Linear(200, 10))
 """
 BANG = FAILING.splitlines().index('            raise RuntimeError("bang")') + 1
 PLACE = f"failing.py:{BANG}"
+
+
+IN_STEPS = [
+    ("train", "leaving", 1, "sys.exit(0)"),
+    ("train", "in_its_profile", 1, PLACE),
+    ("profile", "in_its_profile", 1, PLACE),
+    ("train", "in_training", 1, f"worker 1 at {PLACE}"),
+    ("train --strategy local", "in_training", 1, f"worker 1 at {PLACE}"),
+    ("train --strategy wheel", "in_a_body", 1, f"worker 0,1 at {PLACE}"),
+]
 
 
 @pytest.mark.parametrize(
     ("verb", "name", "code", "named"),
     [
         ("train", "at_once", 2, f"RuntimeError: bang (at {PLACE})"),
-        pytest.param("train", "leaving", 1, "sys.exit(0)", marks=slow),
-        pytest.param("train", "in_its_profile", 1, PLACE, marks=slow),
-        pytest.param("profile", "in_its_profile", 1, PLACE, marks=slow),
-        pytest.param("train", "in_training", 1, f"worker 1 at {PLACE}", marks=slow),
-        pytest.param(
-            "train --strategy local", "in_training", 1, f"worker 1 at {PLACE}", marks=slow
-        ),
+        *(pytest.param(*one, marks=slow) for one in IN_STEPS),
     ],
 )
 def test_an_error_in_a_model_is_reported_with_its_line_and_leaves_no_folder(

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from refusals import refused_field
 
 slow = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "programs"
+TESTS = PROGRAMS.parents[1]
 TRAIN = ("train", "mlp-64-32-10", "--strategy", "hogbatch", "--profile-s", "0.1")
 NUM_SAMPLES = 1438  # training samples of the digits
 Runs = dict[str, dict[str, Any]]
@@ -24,8 +23,9 @@ Runs = dict[str, dict[str, Any]]
 
 def runs_of(asked: list[str], folder: Path) -> Runs:
     """Run the arguments of resuming.py in one process; return the outcome of each run."""
-    words = " -- ".join(asked).split()
-    started = Started([sys.executable, str(PROGRAMS / "resuming.py"), *words], folder)
+    for path in (PROGRAMS / "resuming.py", TESTS / "small_recipes.py"):
+        shutil.copy(path, folder)
+    started = Started([sys.executable, "resuming.py", *" -- ".join(asked).split()], folder)
     try:
         done = started.finish(400)
         assert done.code == 0, done.err
@@ -95,55 +95,19 @@ def test_a_run_ends_when_all_workers_are_killed(paceline):
     assert "Traceback" not in done.err
 
 
-@slow
-def test_the_workers_of_a_killed_coordinator_end(start):
-    with failpoints({"at": "epoch.begun", "epoch": 1, "do": "SIGKILL"}):
-        run = start("-m", "paceline", *TRAIN, "--workers", "cpu:1")
-        assert run.finish().code == -signal.SIGKILL
-    assert not run.members()
+HOW = ("--workers", "cpu:1,cpu:1", "--keep-all", "--batch-size", "8", *TRAIN[2:])
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    """Return a function that makes the command to train a recipe of own_recipes.py."""
-    shutil.copy(PROGRAMS.parents[1] / "own_recipes.py", tmp_path)
-    how = ("--strategy", "hogbatch", "--workers", "cpu:1,cpu:1", "--profile-s", "0.1", "--keep-all")
-    size = ("--batch-size", "8")
-    return lambda name, *more: ("train", f"own_recipes:{name}", *how, *size, *more)
-
-
-MINE = '''
-class Steps:
-    """Doubles the batch size from 8 to 64, independently of the other workers."""
-
-    def __init__(self, workers):
-        assert all(speed > 0 for speed in workers.speeds)
-        self.most = [64 for spec in workers.specs]
-
-    def next_batch(self, worker, updates, sizes):
-        return min(2 * sizes[worker] or 8, 64)
-
-'''
+def own_recipes(tmp_path: Path) -> None:
+    shutil.copy(TESTS / "own_recipes.py", tmp_path)
 
 
 @slow
-def test_a_users_policy_determines_the_batch_sizes(outcome, tmp_path: Path):
-    (tmp_path / "mine.py").write_text(MINE)
-    quick = ("--workers", "cpu:1,cpu:1", "--keep-all", "--epochs", "2")
-    own = outcome(*TRAIN, *quick, "--strategy-option", "policy=mine:Steps")
-    assert own["config"]["policy"] == "mine:Steps"
-    for worker in own["workers"]:
-        sizes = [size for _, size in worker["batch_sizes"]]
-        # On a busy machine, a worker may get fewer than four batches.
-        assert sizes[:4] == [8, 16, 32, 64][: len(sizes)]
-    assert max(size for one in own["workers"] for _, size in one["batch_sizes"]) == 64
-    assert sum(worker["samples"] for worker in own["workers"]) == 2 * NUM_SAMPLES
-
-
-@slow
-def test_a_recipe_of_tokens_learns(outcome, training):
-    how = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
-    result = outcome(*training("tokens", *how))
+@pytest.mark.usefixtures("own_recipes")
+def test_a_recipe_of_tokens_learns(outcome):
+    more = ("--epochs", "6", "--clip-norm", "5", "--precision", "bfloat16")
+    result = outcome("train", "own_recipes:tokens", *HOW, *more)
     assert result["tokens_per_s"] == pytest.approx(12 * result["samples_per_s"])
     assert sum(row["samples"] for row in result["workers"]) == 6 * 64
     assert (result["faults"], result["lost"]) == ([], [])
@@ -151,8 +115,9 @@ def test_a_recipe_of_tokens_learns(outcome, training):
 
 
 @slow
-def test_a_sample_that_a_worker_cannot_read_ends_the_run_in_one_line(paceline, training):
-    done = paceline(*training("unreadable"))
+@pytest.mark.usefixtures("own_recipes")
+def test_a_sample_that_a_worker_cannot_read_ends_the_run_in_one_line(paceline):
+    done = paceline("train", "own_recipes:unreadable", *HOW)
     assert done.code == 2
     assert refused_field(done.err).startswith("worker ")
     assert "sample 40 " in done.err

@@ -1,4 +1,4 @@
-"""Whole commands with strategy local: training, rehearsals, unequal workers, torchrun."""
+"""Whole commands with strategy local: training, rehearsals, unequal workers."""
 
 import shutil
 from pathlib import Path
@@ -10,8 +10,7 @@ from refusals import refused_field
 
 RECIPES = Path(__file__).parents[1] / "small_recipes.py"
 QUICK = ("--profile-s", "0.2", "--batch-size", "24", "--epochs", "4")
-TRAIN = ("train", "small_recipes:with_dropout", "--strategy", "local", *QUICK)
-ROUNDS = ("--strategy-option", "sync_every=8", "--strategy-option", "fragments=2")
+TRAIN = ("train", "small_recipes:with_dropout", "--strategy", "local", *QUICK, "--workers", "2")
 
 
 @pytest.fixture(autouse=True)
@@ -20,23 +19,14 @@ def recipes(tmp_path: Path) -> None:
 
 
 def test_a_run_from_the_command_line(outcome, tmp_path: Path) -> None:
-    more = ("--strategy-option", "delay=2", "--codec", "dynamic4")
-    result = outcome(*TRAIN, "--workers", "2", *ROUNDS, *more)
+    options = ("sync_every=8", "fragments=2", "delay=2")
+    own = [word for option in options for word in ("--strategy-option", option)]
+    result = outcome(*TRAIN, *own, "--codec", "dynamic4")
     assert result["faults"] == []
     assert [one["number"] for one in result["epochs"]] == [0, 1, 2, 3]
     assert result["epochs"][-1]["test_loss"] < result["epochs"][0]["test_loss"]
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "model.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_torchrun_and_the_launcher_train_the_same_model(start, paceline, tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = start(*torchrun, "-m", "paceline", *TRAIN, *ROUNDS, "--output", "ranks").finish()
-    assert done.code == 0, done.err
-    assert paceline(*TRAIN, "--workers", "2", *ROUNDS).code == 0
-    models = [next((tmp_path / one).glob("*/model.safetensors")) for one in ("ranks", "runs")]
-    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 PACE = (
@@ -77,5 +67,5 @@ def test_a_worker_that_is_four_times_as_fast_gets_more_samples(outcome) -> None:
 
 
 def test_rounds_that_are_longer_than_the_run_are_refused(paceline) -> None:
-    done = paceline(*TRAIN, "--workers", "2", "--strategy-option", "sync_every=999")
+    done = paceline(*TRAIN, "--strategy-option", "sync_every=999")
     assert (done.code, refused_field(done.err)) == (2, "sync_every")

@@ -13,7 +13,6 @@ from paceline.core.machine import Machine
 from paceline.records.machine_file import read_machine
 
 QUICK = ("--seconds", "0.2")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def test_the_file_of_two_workers_describes_this_machine(outcome, tmp_path) -> None:
@@ -55,14 +54,6 @@ def test_one_worker_measures_no_links(paceline, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     machine = read_machine(tmp_path / "mine.toml")
     assert (machine.name, len(machine.devices), machine.links) == ("mine", 1, ())
-
-
-@pytest.mark.slow
-def test_ranks_of_torchrun_are_probed(start, tmp_path: Path) -> None:
-    probe = (*TORCHRUN, "-m", "paceline", "probe", *QUICK, "--output", "two.toml")
-    done = start(*probe).finish()
-    assert done.code == 0, done.err
-    assert len(read_machine(tmp_path / "two.toml").devices) == 2
 
 
 @pytest.mark.slow

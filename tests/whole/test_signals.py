@@ -13,7 +13,7 @@ from processes import Started, children_of, held_port
 
 pytestmark = pytest.mark.slow  # test_resume.py has a quick test of SIGINT
 
-PROGRAMS = Path(__file__).parent / "programs"
+LOST_PEERS = str(Path(__file__).parent / "programs" / "lost_peers.py")
 LONG = ("--profile-s", "0.2", "--epochs", "1000", "--timeout", "60")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 MODULES = ("runs.launching", "hogbatch.worker", "wheel.worker")
@@ -82,35 +82,31 @@ def test_a_signal_to_one_rank_stops_all_and_names_it(start, tmp_path, strategy, 
     check_saved(tmp_path)
 
 
-@pytest.mark.parametrize("number", list(CODES))
-def test_a_signal_during_the_first_imports_is_not_lost(start, tmp_path, number):
-    """The signal was once lost in an import, or printed a traceback."""
-    pause = Pause(tmp_path / "pause")
-    with failpoints(pause.at("command.importing")):
-        # A process of the tests' fork server would have imported everything already.
-        run = start(*command("allreduce"), afresh=True)
-    os.kill(pause.reached(), number)
-    check_ended(run, number)
+IMPORTING = {"name": "command.importing"}
 
 
 @pytest.mark.parametrize(
-    ("strategy", "moment", "continues"),
+    ("strategy", "moment", "number", "continues"),
     [
-        ("allreduce", {"name": "rank.started", "worker": 1}, True),
-        ("allreduce", {"name": "rank.met", "worker": 1}, False),
-        ("wheel", {"name": "worker.profiling", "visit": 1}, False),
+        *(("allreduce", IMPORTING, number, False) for number in CODES),
+        ("allreduce", {"name": "rank.started", "worker": 1}, signal.SIGINT, True),
+        ("allreduce", {"name": "rank.met", "worker": 1}, signal.SIGINT, False),
+        ("wheel", {"name": "worker.profiling", "visit": 1}, signal.SIGINT, False),
     ],
 )
-def test_a_signal_before_the_steps_ends_all_ranks(start, tmp_path, strategy, moment, continues):
-    """The launcher once signalled the ranks that ran, and then started the others."""
+def test_a_signal_before_the_steps_ends_all_ranks(
+    start, tmp_path, strategy, moment, number, continues
+):
+    """The signal was once lost in an import, or in ranks that the launcher started later."""
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at(**moment)):
-        run = start(*command(strategy))
+        # A process of the tests' fork server would have imported everything already.
+        run = start(*command(strategy), afresh=moment is IMPORTING)
     pause.reached()
-    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(number)
     if continues:
         pause.go_on()
-    check_ended(run, signal.SIGINT)
+    check_ended(run, number)
 
 
 def test_a_signal_between_the_starts_of_two_ranks_ends_both(start: Start, tmp_path: Path) -> None:
@@ -128,14 +124,14 @@ def test_a_signal_between_the_starts_of_two_ranks_ends_both(start: Start, tmp_pa
     check_ended(run, signal.SIGINT)
 
 
-def pair_of(start: Start, program: str) -> list[Started]:
+def pair_of(start: Start, *more: str) -> list[Started]:
     """Start two ranks; rank 0 hosts the store."""
     with held_port() as port:
-        return [start(str(PROGRAMS / program), str(rank), str(port)) for rank in range(2)]
+        return [start(LOST_PEERS, str(rank), str(port), *more) for rank in range(2)]
 
 
 def test_a_rank_that_loses_the_store_names_the_lost_rank(start: Start) -> None:
-    first, second = pair_of(start, "lost_peers.py")
+    first, second = pair_of(start)
     done = second.finish()
     assert (first.finish().code, done.code) == (0, 1), done.err
     (line,) = [line for line in done.err.splitlines() if line.startswith("paceline: ")]
@@ -144,9 +140,8 @@ def test_a_rank_that_loses_the_store_names_the_lost_rank(start: Start) -> None:
 
 def test_a_fork_of_a_rank_does_not_keep_its_connections(start: Start) -> None:
     """With inherited connections, the other rank waited for the dead rank for half an hour."""
-    first, second = pair_of(start, "forking_loop.py")
+    first, second = pair_of(start, "forks")
     forked = int(first.process.stdout.readline())
-    first.process.send_signal(signal.SIGTERM)
     try:
         assert second.finish().code == 1
     finally:
@@ -158,7 +153,7 @@ def test_a_fork_of_a_rank_does_not_keep_its_connections(start: Start) -> None:
 )
 def test_a_rank_that_is_signalled_late_does_not_report_a_lost_peer(start, number, code):
     """On a busy machine, a rank reported its ended peer before it received the signal itself."""
-    run = start(str(PROGRAMS / "lost_peers.py"))
+    run = start(LOST_PEERS)
     assert run.process.stdout.readline() == "ready\n"
     run.process.send_signal(number)
     done = run.finish()

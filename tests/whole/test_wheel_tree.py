@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,22 +32,17 @@ ANY = "tcp://127.0.0.1:0"
 
 
 @pytest.fixture(autouse=True)
-def model(tmp_path: Path) -> None:
+def model(tmp_path: Path) -> Iterator[None]:
+    """Copy the model, and compute with one thread, as workers do: sums depend on their number."""
     shutil.copy(turning.__file__, tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def model_of(tmp_path: Path, result: dict) -> dict[str, torch.Tensor]:
     return load_file(tmp_path / "runs" / result["id"] / "model.safetensors")
-
-
-def in_one_piece() -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Train with plain SGD on one thread, as the workers do; sums depend on the thread count."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return turning.in_one_piece(EPOCHS)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_one_child_with_one_worker_trains_as_plain_sgd(start, worker_of, tmp_path: Path):
@@ -55,7 +51,7 @@ def test_one_child_with_one_worker_trains_as_plain_sgd(start, worker_of, tmp_pat
     worker = worker_of(address_of(child), "--worker-ids", "0")
     result, below = result_of(root), result_of(child)
     assert worker.finish().code == 0
-    own, (other, losses) = model_of(tmp_path, result), in_one_piece()
+    own, (other, losses) = model_of(tmp_path, result), turning.in_one_piece(EPOCHS)
     same = {name: torch.equal(own[name], values) for name, values in other.items()}
     assert all(same.values()), same
     assert [epoch["train_loss"] for epoch in result["epochs"]] == pytest.approx(losses)
@@ -85,7 +81,7 @@ def test_a_killed_root_and_its_child_resume_from_the_checkpoint(start, worker_of
     again = start(*ROOT, *ALONE, *kept, "--listen", address, "--resume", str(folder))
     result = result_of(again)
     assert [one.finish().code for one in (child, worker)] == [0, 0]
-    own, (other, _) = model_of(tmp_path, result), in_one_piece()
+    own, (other, _) = model_of(tmp_path, result), turning.in_one_piece(EPOCHS)
     # A repeated step updates running means twice, so compare the parameters only.
     same = {n: torch.equal(own[n], v) for n, v in other.items() if n.endswith(("weight", "bias"))}
     assert all(same.values()), same

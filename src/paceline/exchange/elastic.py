@@ -114,8 +114,8 @@ class ElasticWorkers:
     def abort(self) -> None:
         """Abort an exchange that another thread runs, unless it still waits for a quorum."""
         self._is_open = False
-        if self._group is not None:
-            control: Any = self._group.control
+        control: Any = self._group and self._group.control
+        if control is not None:  # `_disconnect` has already closed it otherwise
             control.abort()
 
     def close(self) -> None:

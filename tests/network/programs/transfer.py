@@ -1,10 +1,9 @@
-"""Time TCP transfers between two hosts with one rank each: transfer.py one|both NBYTES REPEATS.
+"""Time a TCP transfer between two hosts with one rank each: transfer.py one|both NBYTES.
 
 Rank 0 sends to rank 1, or both ranks send to each other, and each receiver answers with a byte.
-Rank 0 prints the seconds of each transfer as JSON.
+Rank 0 prints the seconds.
 """
 
-import json
 import os
 import socket
 import sys
@@ -27,22 +26,19 @@ def connected() -> socket.socket:
         time.sleep(0.02)
 
 
-way, nbytes, repeats = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+way, nbytes = sys.argv[1], int(sys.argv[2])
 sent = bytes(nbytes) if IS_FIRST or way == "both" else b""
 to_receive = nbytes if not IS_FIRST or way == "both" else 0
-seconds = []
 with connected() as connection, connection.makefile("rb") as stream:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for _ in range(repeats):
-        started = time.perf_counter()
-        sender = Thread(target=connection.sendall, args=(sent,))
-        sender.start()
-        assert len(stream.read(to_receive)) == to_receive
-        sender.join()
-        if to_receive:
-            connection.sendall(b"x")
-        if sent:
-            assert stream.read(1) == b"x"
-        seconds.append(time.perf_counter() - started)
-if IS_FIRST:
-    print(json.dumps(seconds))
+    started = time.perf_counter()
+    sender = Thread(target=connection.sendall, args=(sent,))
+    sender.start()
+    assert len(stream.read(to_receive)) == to_receive
+    sender.join()
+    if to_receive:
+        connection.sendall(b"x")
+    if sent:
+        assert stream.read(1) == b"x"
+    if IS_FIRST:
+        print(time.perf_counter() - started)

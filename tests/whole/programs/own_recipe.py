@@ -52,16 +52,11 @@ class Model(nn.Module):
         return self.layers(values)[:, 0]
 
 
-def tell_that_it_computes() -> None:
-    """Write this process's id to the FIFO that a test reads."""
+def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
     fifo = folder / "computing"
-    if fifo.exists():
+    if fifo.exists():  # a test reads this process's id
         with fifo.open("a") as waiting:
             waiting.write(f"{os.getpid()}\n")
-
-
-def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    tell_that_it_computes()
     return nn.functional.binary_cross_entropy_with_logits(outputs, batch["label"])
 
 
@@ -73,11 +68,6 @@ recipe = paceline.Recipe(
     score=lambda outputs, batch: ((outputs > 0) == (batch["label"] > 0)).float().mean(),
     optimizer=lambda parameters: torch.optim.SGD(parameters, RATE, momentum=0.5),
 )
-
-
-def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    tell_that_it_computes()
-    return nn.functional.cross_entropy(outputs, targets)
 
 
 narrow = [(row[:32], label) for row, label in zip(rows, labels.long(), strict=True)]
@@ -186,23 +176,15 @@ def restarts() -> None:
         return loss(outputs, batch)
 
     run = trained(replace(recipe, loss=deadly), max_restarts=2)
-    say({"files": sorted(path.name for path in run.folder.iterdir()), "lost": run.result.lost})
+    copied = run.report("mine.html").read_bytes()
+    found = {"is_copied": copied == (run.folder / "report.html").read_bytes()}
+    found["files"] = sorted(path.name for path in run.folder.iterdir())
+    say(found | {"lost": run.result.lost})
     tell(run)
 
 
 def long() -> None:
     trained(epochs=10_000)
-
-
-def long_hogbatch() -> None:
-    endless = replace(pairs, loss=class_loss)
-    trained(endless, strategy="hogbatch", workers="cpu:1,cpu:1", epochs=1_000_000)
-
-
-def rehearsals() -> None:
-    for how in ({"device": "p100"}, {"slowdown": (1.0, 2.0)}):
-        run = paceline.rehearse(recipe, batch_size=BATCH, steps=3, profile_s=0.1, **how)
-        say({"origin": run.result.origin, "faults": run.result.faults})
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@
 A run starts with the first workers and pauses after the first number of samples. The next workers
 resume from the saved state, and the last ones train to the end. A pause of `e2` is after two
 epochs; `+7` only saves after each seven samples, without a pause. Each run prints one line, with
-its error if it fails. Workers import the recipes from this file. A setting `kill`, `stop`, `nan` or
-`die` makes a file of that name, which triggers a fault in one worker: see counted.py. `die` kills a
-worker that saves its optimizer.
+its error if it fails. Workers import the recipes from this file.
+
+A setting `kill`, `nan`, `stop` or `die` makes a file of that name, which triggers a fault: the
+worker that gets the last sample of `counted` removes the file, and then kills itself, returns NaN,
+or stops itself. `die` kills a worker that saves its optimizer.
 """
 
 import copy
@@ -18,36 +20,34 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import torch
-from counted import Silent, count, num_memories, prepare, session_of, taken
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
-from torch.utils.data import Dataset
 
+import small_recipes
+from paceline.checkpoints import json_values
 from paceline.core.errors import PacelineError
+from paceline.core.settings import TrainSettings
+from paceline.exchange.checkpoints import State
+from paceline.exchange.session import Progress, TrainingSession
+from paceline.links.group import Group
+from paceline.strategies.hogbatch import STRATEGY
+from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
+from paceline.strategies.hogbatch.run import start
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.losses import accuracy, class_loss
+from paceline.training.recipes.recipe import Recipe
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 96, 16, 3
+NUM_COUNTED = 600
+HIT = NUM_COUNTED - 1  # speed trials use the first samples, and never this one
 HITS = ("kill", "stop", "nan", "die")
-
-
-class Rows(Dataset):
-    """Samples that are computed when they are read."""
-
-    def __init__(self, seed: int, num_samples: int) -> None:
-        self.seed, self.num_samples = seed, num_samples
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        source = torch.Generator().manual_seed(self.seed + index)
-        inputs = torch.randn(6, generator=source)
-        return {"inputs": inputs, "target": (inputs.sum() > 0).long()}
 
 
 class Centred(nn.Module):
@@ -55,7 +55,7 @@ class Centred(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(12))
+        self.register_buffer("mean", torch.zeros(16))
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
@@ -63,49 +63,38 @@ class Centred(nn.Module):
         return inputs - self.mean
 
 
-class Net(nn.Module):
-    """Has a buffer that training changes, and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(6, 12), Centred(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 2)
-        )
-
-    def forward(self, inputs: Tensor, target: Tensor) -> Tensor:
-        return self.layers(inputs)
-
-
-def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    return cross_entropy(outputs, batch["target"])
-
-
-def own_data() -> Any:
+def own_data() -> Recipe:
     """Return a recipe whose data set each worker reads in its own process."""
-    from paceline.training.recipes.recipe import Recipe
 
-    data = {"train": Rows(0, NUM_SAMPLES), "test": Rows(1000, 32)}
-    return Recipe(model=Net, loss=loss, schedule=CosineAnnealingLR, **data)
+    def model() -> nn.Module:
+        made = small_recipes.Network(4, has_norm=False, dropout=0.3)
+        made.norm = Centred()
+        return made
+
+    train, test = (
+        small_recipes.Rows(count, seed, has_classes=True)
+        for seed, count in enumerate((NUM_SAMPLES, 32))
+    )
+    known = {"train": train, "test": test, "schedule": CosineAnnealingLR}
+    return replace(small_recipes.classes(), model=model, **known)
 
 
-def of_shared_data(model: Any, **more: Any) -> Any:
+def of_shared_data(model: Any, **more: Any) -> Recipe:
     """Return a recipe with samples in shared memory."""
-    from paceline.training.data.dataset import TensorSamples
-    from paceline.training.recipes.losses import class_loss
-    from paceline.training.recipes.recipe import Recipe
-
-    rows = [Rows(0, NUM_SAMPLES)[index] for index in range(NUM_SAMPLES)]
-    samples = TensorSamples(*(torch.stack([one[key] for one in rows]) for key in rows[0]))
+    inputs = torch.randn(NUM_SAMPLES, 6, generator=torch.Generator().manual_seed(0))
+    samples = TensorSamples(inputs, (inputs.sum(1) > 0).long())
     return Recipe(model=model, train=samples, test=samples, loss=class_loss, **more)
 
 
-def shared_data() -> Any:
-    from paceline.training.recipes.losses import accuracy
+def shared_data() -> Recipe:
+    def model() -> nn.Module:
+        layers = nn.Linear(6, 16), Centred(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 2)
+        return nn.Sequential(*layers)
 
-    return of_shared_data(lambda: Net().layers, score=accuracy, num_classes=2)
+    return of_shared_data(model, score=accuracy, num_classes=2)
 
 
-def stopping() -> Any:
+def stopping() -> Recipe:
     """Return a recipe with a learning rate of zero from the second epoch."""
     return of_shared_data(lambda: nn.Linear(6, 2), schedule=stops)
 
@@ -115,19 +104,74 @@ def stops(optimizer: Optimizer, num_steps: int) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: float(step < num_steps // EPOCHS))
 
 
+def taken(name: str) -> bool:
+    """Remove a trigger file; return whether this process removed it."""
+    try:
+        Path(name).rename(f"{name}.{os.getpid()}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Counted(nn.Module):
+    """Has a row of two scores per sample; the input of a sample is its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses = nn.Parameter(torch.zeros(NUM_COUNTED, 2))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        rows = numbers[:, 0].long()
+        is_hit = self.training and bool((rows == HIT).any())
+        for name, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+            if is_hit and taken(name):
+                os.kill(os.getpid(), number)
+        scores = self.uses[rows]
+        return scores * nan if is_hit and taken("nan") else scores
+
+
+def counted() -> Recipe:
+    """Return a recipe that counts how often updates use each sample."""
+    numbers = torch.arange(float(NUM_COUNTED))[:, None]
+    samples = TensorSamples(numbers, torch.zeros(NUM_COUNTED, dtype=torch.int64))
+    return Recipe(model=Counted, train=samples, loss=class_loss)
+
+
 class Count(Optimizer):
     """Adds one to the rows that have a gradient."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        count(self.param_groups[0]["params"])
+        for parameter in self.param_groups[0]["params"]:
+            rows = parameter.grad.abs().sum(1).nonzero()[:, 0]
+            parameter[rows] += 1
 
     def state_dict(self) -> dict[str, Any]:
         if taken("die"):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().state_dict()
+
+
+class Silent(Progress):
+    """Counts samples, and shows nothing."""
+
+    def __init__(self) -> None:
+        self.counted = self.total = 0
+
+    def begin(self, total: int, unit: str) -> None:
+        self.total = total
+
+    def advance(self, count: int = 1) -> None:
+        self.counted += count
+
+
+def num_memories() -> int:
+    """Count this process's descriptors of shared memory."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum(str(link).startswith("/memfd:") for link in links)
 
 
 class Paused(Exception):
@@ -152,8 +196,6 @@ class Saver:
         self.next = self.runner.coordinator.scheduler.num_samples + self.every
 
     def save(self) -> None:
-        from paceline.checkpoints import json_values
-
         tensors, parts = self.runner.state()
         # Copy tensors and write values as text, as in a checkpoint.
         text = json_values.dumps("values", parts)
@@ -162,22 +204,18 @@ class Saver:
 
 
 def session(recipe: str, workers: str, changes: dict[str, Any], progress: Silent) -> Any:
-    known = {"model": f"resuming:{recipe}", "optimizer": "sgd"}
-    if recipe == "counted":
-        known = {"model": "counted:recipe", "optimizer": "resuming:Count"}
+    known = {"model": f"resuming:{recipe}", "strategy": "hogbatch", "workers": workers}
+    known["optimizer"] = "resuming:Count" if recipe == "counted" else "sgd"
+    known |= {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "learning_rate": 0.1, "momentum": 0.0}
+    asked = TrainSettings(**known | {"profile_s": 0.02, "keep_all": True} | changes)
     config = {"cpu_batch": (5, 40), "gpu_batch": (5, 16), "policy": "adaptive"}
-    config |= {name: value for name, value in changes.items() if name in config}
-    changes = {name: value for name, value in changes.items() if name not in config}
-    more = {"batch_size": BATCH_SIZE, "epochs": EPOCHS}
-    return session_of(workers, progress, config, **more | known | changes)
+    own = Hogbatch(workers=len(parse_workers(workers)), **config)
+    alone = Group.alone(torch.device("cpu"), asked.deadline_s)
+    return TrainingSession(asked, STRATEGY, own, "resuming", alone, progress)
 
 
 def ran(recipe: str, workers: str, when: str, changes: dict[str, Any], saved: Any) -> Any:
     """Train to the pause, or to the end; return the saved state, or the outcome."""
-    from paceline.checkpoints import json_values
-    from paceline.exchange.checkpoints import State
-    from paceline.strategies.hogbatch.run import start
-
     progress = Silent()
     with start(session(recipe, workers, changes, progress)) as runner:
         if saved is not None:
@@ -228,7 +266,7 @@ def found(runner: Any, outcome: Any, model: dict[str, Tensor], progress: Silent)
 
 
 def main() -> None:
-    prepare(__file__)
+    os.environ["PACELINE_SIMULATED_GPUS"] = "1"
     logging.basicConfig(format="%(message)s")
     for words in " ".join(sys.argv[1:]).split(" -- "):
         recipe, workers, pauses, *given = words.split()

@@ -92,6 +92,7 @@ class SplitRunner:
             traffic=tuple(
                 Traffic(purpose, max(own[purpose] for own in sent), nbytes)
                 for purpose, nbytes in to_send.items()
+                if all(sent)
             ),
             head=self._head(trainer),
         )

@@ -130,7 +130,7 @@ class SplitTrainer:
         self._seed = seed
         self.gradients: LayerGradients | None = None
         self.replica = self._replicated()
-        self.num_steps = 0
+        self.num_steps = self._num_loaded = 0  # all steps; those before a resumption
         self._num_sub_batches = config.num_sub_batches(model.batch_size)
         updated = {WHOLE: model.module}
         if self.updates_each:
@@ -154,14 +154,18 @@ class SplitTrainer:
 
     @property
     def sent_nbytes(self) -> dict[str, float]:
-        """Mean number of bytes that this rank sends per step, by purpose such as "activations"."""
+        """Mean number of bytes that this rank sends per step, by purpose such as "activations".
+
+        Without the steps before a resumption; empty if no step was taken since then.
+        """
         sent = {
             "activations": self.sent.activations_sent,
             "activation_gradients": self.sent.activation_gradients_sent,
             "loss": self.sent_of_loss.activations_sent,
             "gradients": self.gradients.bytes_sent if self.gradients else 0,
         }
-        return {purpose: nbytes / max(1, self.num_steps) for purpose, nbytes in sent.items()}
+        num_steps = self.num_steps - self._num_loaded
+        return {purpose: nbytes / num_steps for purpose, nbytes in sent.items() if num_steps}
 
     def num_copies(self, parameter: nn.Parameter) -> int:
         """Count a parameter's tensors: itself, its gradient, optimizer state of the same shape."""
@@ -175,7 +179,7 @@ class SplitTrainer:
 
     def load(self, state: State) -> None:
         """Load this rank's part of a state that `state` returned."""
-        self.num_steps = self._state.load(state)
+        self.num_steps = self._num_loaded = self._state.load(state)
 
     def step(self, source: Iterator[Share]) -> Tensor:
         """Take a training step, and return the batch's mean loss as a 0-d tensor.

@@ -253,8 +253,6 @@ class ParameterServer:
         """Restore the version, the workers' progress, and the counts of staleness."""
         self.version, self._staleness = version, Counter(staleness)
         self.workers.all = [WorkerState(**asdict(one)) for one in workers]
-        if self.schedule is not None:  # LRScheduler derives the learning rate from `last_epoch`
-            self.schedule.last_epoch = version
         self.optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, version: int, gradients: list[Tensor], losses: Losses) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from declared import program, programs
+from declared import program
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
@@ -19,8 +19,12 @@ from trial import Trial
 HF: dict[str, Any] = {"counts": False, "deadline_s": 60.0}
 STEPS = 4
 WORDS = 50
-SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
-SIZES = {**SMALL, "intermediate_size": 24}
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 
 Batch = dict[str, Tensor]
 
@@ -36,36 +40,8 @@ def _language(trial: Trial, step: int) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-def gpt2(use_reentrant: bool | None = None) -> nn.Module:
-    config = transformers.GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, n_positions=8, vocab_size=WORDS,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    module = transformers.GPT2LMHeadModel(config).double()
-    if use_reentrant is not None:
-        module.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    return module
-
-
-def llama() -> nn.Module:
-    config = transformers.LlamaConfig(
-        **SIZES, num_key_value_heads=1, vocab_size=WORDS, max_position_embeddings=8,
-        tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).double()
-
-
-def bert_config() -> transformers.BertConfig:
-    return transformers.BertConfig(
-        **SIZES, vocab_size=WORDS, max_position_embeddings=8,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-
-
 def with_lora(module: nn.Module, targets: list[str], **more: Any) -> nn.Module:
     config = LoraConfig(r=2, target_modules=targets, lora_dropout=0.0, **more)
-    if getattr(module, "is_gradient_checkpointing", False):
-        module.enable_input_require_grads()  # layers before the first adapter are frozen
     return get_peft_model(module, config).double()
 
 
@@ -99,32 +75,38 @@ def _trained(
             model(**batch_of(trial, 100 + step))
 
 
-programs(
-    __name__,
-    {
-        "gpt2_as_a_language_model": lambda trial: _trained(trial, gpt2()),
-        "gpt2_with_gradient_checkpointing": lambda trial: _trained(trial, gpt2(False)),
-        "gpt2_with_reentrant_gradient_checkpointing": lambda trial: _trained(trial, gpt2(True)),
-        "gpt2_with_lora": lambda trial: _trained(
-            trial, with_lora(gpt2(), ["c_attn", "c_proj"], lora_alpha=4)
-        ),
-        "gpt2_with_lora_and_gradient_checkpointing": lambda trial: _trained(
-            trial, with_lora(gpt2(True), ["c_attn"])
-        ),
-        "llama_with_tied_embeddings": lambda trial: _trained(trial, llama()),
-        "llama_with_lora_and_a_saved_head": lambda trial: _trained(
-            trial, with_lora(llama(), ["q_proj", "v_proj"], modules_to_save=["norm"])
-        ),
-    },
-    **HF,
-)
+@program(**HF)
+def gpt2_with_lora_and_reentrant_gradient_checkpointing(trial):
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=8, vocab_size=WORDS,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    module = transformers.GPT2LMHeadModel(config)
+    module.gradient_checkpointing_enable({"use_reentrant": True})
+    module.enable_input_require_grads()  # layers before the first adapter are frozen
+    yield from _trained(trial, with_lora(module, ["c_attn"]))
+
+
+@program(**HF)
+def llama_with_tied_embeddings_lora_and_a_saved_norm(trial):
+    config = transformers.LlamaConfig(
+        **SIZES, num_key_value_heads=1, vocab_size=WORDS, max_position_embeddings=8,
+        tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    module = transformers.LlamaForCausalLM(config)
+    adapted = with_lora(module, ["q_proj", "v_proj"], modules_to_save=["norm"])
+    yield from _trained(trial, adapted)
 
 
 @program(**HF)
 def bert_with_a_pooler_that_nobody_uses(trial):
     """Use a custom head on the last hidden state; the pooler's gradients stay None."""
+    config = transformers.BertConfig(
+        **SIZES, vocab_size=WORDS, max_position_embeddings=8,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
 
-    @module_of(bert=transformers.BertModel(bert_config()), head=nn.Linear(16, 3))
+    @module_of(bert=transformers.BertModel(config), head=nn.Linear(16, 3))
     def tagger(self, input_ids: Tensor, labels: Tensor) -> Any:
         logits = self.head(self.bert(input_ids=input_ids).last_hidden_state)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

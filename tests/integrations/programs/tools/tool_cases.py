@@ -4,7 +4,6 @@ import os
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -76,16 +75,3 @@ def check_exchange(found: dict[str, Any], num_exchanges: int) -> None:
     if NUM_RANKS > 1:
         expected = {"wraps": ["DataParallel"], "exchange": "host", "exchanges": num_exchanges}
         assert found == expected
-
-
-class Counting:
-    """A communication hook that averages gradients and counts its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        self.calls += 1
-        values = bucket.buffer().div_(dist.get_world_size())
-        work = dist.all_reduce(values, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
