@@ -43,13 +43,19 @@ programs(
         "wrapper_that_is_compiled_in_place": lambda trial: trained(
             compiled_in_place(trial.wrap(mlp()), "eager"), squares(trial)
         ),
-        "module_that_is_compiled_in_place": plain(lambda: compiled_in_place(mlp(), "aot_eager")),
         "wrapper_with_graph_breaks_that_is_compiled": lambda trial: trained(
             compiled(trial.wrap(branching()), "eager"), squares(trial)
         ),
     },
     **COMPILED,
 )
+
+
+@program(**COMPILED)
+def module_that_is_compiled_in_place(trial):
+    model = trial.wrap(compiled_in_place(mlp(), "aot_eager"))
+    yield from trained(model, squares(trial))
+    yield list(model.state_dict())
 
 
 @program(**COMPILED)
