@@ -6,7 +6,8 @@ import pytest
 
 from simulated_gpu import instead as instead
 from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.tensors import devices, simulated_gpus
+from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import devices
 
 # Autograd starts one thread per registered device in a process's first backward pass, so register
 # the simulated devices before all tests.

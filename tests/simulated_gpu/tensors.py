@@ -7,8 +7,8 @@ operation on tensors of the meta device gives the shapes and dtypes of results i
 import atexit
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from operator import attrgetter
@@ -29,6 +29,7 @@ from simulated_gpu.device import (
     poison,
 )
 from simulated_gpu.guard import DeviceModule, guard, set_calls
+from simulated_gpu.kernels import num_kernels
 from simulated_gpu.ordering import Block
 
 aten: Any = torch.ops.aten
@@ -39,7 +40,6 @@ _CREATING = (
     *("empty.memory_format", "empty_strided.default", "eye.default", "eye.m"),
     *("arange.default", "arange.start", "arange.start_step"),
 )
-_MOST_TENSORS = {1: 110, 2: 64}  # of an operation on lists, per launch
 _devices: list[SimulatedDevice] = []
 
 
@@ -159,22 +159,6 @@ def devices(count: int) -> list[SimulatedDevice]:
         _register()
     assert count <= len(_devices)
     return _devices[:count]
-
-
-@contextmanager
-def simulated_gpus(count: int = 1, *, may_fail: bool = False) -> Iterator[list[SimulatedDevice]]:
-    """Yield devices; wait for all work afterwards, and raise its errors unless `may_fail`."""
-    found = devices(count)
-    delays = [device.delays for device in found]
-    try:
-        yield found
-        for device in [] if may_fail else found:
-            device.synchronize()
-    finally:
-        for device, before in zip(found, delays, strict=True):
-            device.delays = before
-            device.await_all()
-            device.errors.clear()
 
 
 def _register() -> None:
@@ -358,35 +342,8 @@ def _queued(device: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
     written = _written(func, args, kwargs)
     accesses = [(one.memory, id(one) in written) for one in _simulated(args, kwargs)]
     accesses += [(one.memory, True) for one in made]
-    device.current_stream().put(call, str(func), accesses, _num_kernels(func, args))
+    device.current_stream().put(call, str(func), accesses, num_kernels(func, args))
     return results
-
-
-def _num_kernels(func: Any, args: Sequence[Any]) -> int:
-    """Return the number of kernels that CUDA would launch for an operation.
-
-    An operation on lists of tensors, such as `torch._foreach_copy_`, uses one kernel for many
-    tensors if all tensors of a list have the same dtype, and corresponding tensors have equal
-    strides. Otherwise torch launches a kernel per tensor.
-    """
-    if not func._schema.name.startswith("aten::_foreach_"):
-        return 1
-    lists = [one for one in args if isinstance(one, list | tuple)]
-    if not lists or len(lists) > 2 or not all(map(_have_one_type, lists)):
-        return max([1, *map(len, lists)])
-    if any(_strides(pair[0]) != _strides(pair[-1]) for pair in zip(*lists, strict=True)):
-        return len(lists[0])
-    return -(-len(lists[0]) // _MOST_TENSORS[len(lists)])
-
-
-def _have_one_type(tensors: Sequence[Tensor]) -> bool:
-    return len({one.dtype for one in tensors}) == 1
-
-
-def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of dimensions larger than 1; other strides have no effect."""
-    both = zip(tensor.size(), tensor.stride(), strict=True)
-    return [stride for size, stride in both if size != 1]
 
 
 def _now(value: Any) -> Any:

@@ -19,7 +19,7 @@ from paceline.links import clock as module
 from paceline.links.clock import clock_for
 from paceline.record.recorder import Recorder, Role, noted
 from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.tensors import simulated_gpus
+from simulated_gpu.lent import simulated_gpus
 
 HELD_S = 0.05
 NEVER_S = 30.0  # after this time a gate opens, and tests that wait for it fail

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from simulated_gpu.device import RaceError, SimulatedDevice
+from simulated_gpu.lent import simulated_gpus
 from simulated_gpu.ordering import Access, Block, merge
-from simulated_gpu.tensors import simulated_gpus
 
 LONG_S = 0.05  # longer than a call that queues work
 

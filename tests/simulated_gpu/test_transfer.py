@@ -24,7 +24,8 @@ from paceline.strategies.host.exchange import HostExchange
 from paceline.strategies.host.transfer import DeviceTransfer, OverlapTimes, bytes_of
 from refusals import refused
 from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.tensors import devices, simulated_gpus
+from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import devices
 
 DEADLINE_S = 30.0
 LONG_S = 0.03

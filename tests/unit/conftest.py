@@ -9,7 +9,8 @@ import pytest
 from command_line import Line
 from simulated_gpu import instead as instead
 from simulated_gpu.device import SimulatedDevice
-from simulated_gpu.tensors import devices, simulated_gpus
+from simulated_gpu.lent import simulated_gpus
+from simulated_gpu.tensors import devices
 
 # The first backward pass of a process starts one autograd thread for each known device, so register
 # the simulated device before any test.

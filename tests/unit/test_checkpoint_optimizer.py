@@ -18,7 +18,7 @@ from paceline.checkpoints.state import (
     optimizer_state,
 )
 from refusals import refused
-from simulated_gpu.tensors import simulated_gpus
+from simulated_gpu.lent import simulated_gpus
 
 CPU = torch.device("cpu")
 

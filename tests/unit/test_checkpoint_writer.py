@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.checkpoints.folder import CheckpointFolder
 from paceline.checkpoints.writer import BackgroundWriter
 from refusals import refused
-from simulated_gpu.tensors import simulated_gpus
+from simulated_gpu.lent import simulated_gpus
 
 DEADLINE_S = 300.0  # after which a hanging test fails
 

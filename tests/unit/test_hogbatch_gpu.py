@@ -33,7 +33,7 @@ from paceline.strategies.hogbatch.worker import median_seconds
 from paceline.training.models import describe
 from paceline.training.recipes.optimizers import OptimizerFactory, optimizer_of
 from simulated_gpu.device import SimulatedDevice, SimulatedStream
-from simulated_gpu.tensors import simulated_gpus
+from simulated_gpu.lent import simulated_gpus
 
 DEPTHS = (1, 2, 3)
 slow = pytest.mark.slow

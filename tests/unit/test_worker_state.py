@@ -15,7 +15,7 @@ from paceline.checkpoints.state import load_worker_state, worker_state
 from paceline.links.devices import Device, device_of
 from paceline.links.packet_workers import Wire
 from refusals import refused
-from simulated_gpu.tensors import simulated_gpus
+from simulated_gpu.lent import simulated_gpus
 
 HOST = device_of(torch.device("cpu"))
 

@@ -110,7 +110,7 @@ class Choice:
         self._choose()
 
     def _doubtful(self) -> list[str]:
-        """Return further turns if a median is lower than the choice's, but not significantly."""
+        """Return further turns of two alternatives if it is uncertain which one is faster."""
         best, lowest = self._fastest(), min(self._candidates, key=self.seconds.__getitem__)
         is_clear = self.seconds[lowest] >= (1 - _DOUBTFUL) * self.seconds[best]
         if is_clear or len(self._steps[best]) >= _MAX_TURNS * self.num_timed:

@@ -156,7 +156,7 @@ class SplitTrainer:
     def sent_nbytes(self) -> dict[str, float]:
         """Mean number of bytes that this rank sends per step, by purpose such as "activations".
 
-        Without the steps before a resumption; empty if no step was taken since then.
+        Steps before a resumption are not counted; the dict is empty if no step followed it.
         """
         sent = {
             "activations": self.sent.activations_sent,
