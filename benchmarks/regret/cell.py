@@ -36,7 +36,7 @@ from paceline.training.models.paced import Stretched
 
 ALONE, AUTO = _ALWAYS = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
-_NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 3, 3, 6
+_NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 5, 3, 6
 _SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
 _SETTLING_S = 2.0
 _HOPELESS, _FAR = 1.5, 3.0  # the latter for a first step, which constructs an exchange
@@ -153,11 +153,18 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)
         clock = clock_for(group.device)
-        trials = Trials(candidates, clock, found.slow, on_decision=decisions.append)
+        assert setup.sampler is not None
+        sampler = setup.sampler
+        trials = Trials(
+            candidates,
+            clock,
+            found.slow,
+            on_decision=decisions.append,
+            shares=lambda: sampler.shares,
+        )
         tried = Trying(model, candidates, trials, group=group, gradient_as_bucket_view=True)
         stack.callback(tried.close)
-        assert setup.sampler is not None
-        replica = Balanced(tried, model, group, setup.sampler, weighs=False)
+        replica = Balanced(tried, model, group, sampler, weighs=False)
         optimizer, source = setup.optimizer(model), setup.source(0)
         recorder = Recorder(clock, "", group.rank)
         step = partial(train_step, replica, optimizer, source, recorder, setup.learning)
@@ -173,7 +180,7 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
             yield step
 
         yield steps, chosen
-        chosen |= {"choice": trials.name, "shares": list(setup.sampler.shares)}
+        chosen |= {"choice": trials.name, "shares": list(sampler.shares)}
 
 
 def _timed(ways: dict[str, Any], group: Group, num_rounds: int) -> dict[str, list[float]]:

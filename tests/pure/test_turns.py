@@ -29,7 +29,8 @@ def chosen(choice: Choice, takes: Callable[[str, int], float]) -> list[str]:
         ("pht", {"t": 0.99}, "p9 h9 t15 h9 p9", "p"),  # almost a tie: the simplest alternative
         ("pht", {"h": 2.0, "t": 0.9}, "p9 h9 t15 p9", "t"),  # a hopeless one has one turn
         *[("ph", {slow: 1.6}, "p9 h9", fast) for slow, fast in ("ph", "hp")],  # one is left
-        ("ph", {"p": 1.4}, "p9 h15 p9", "h"),  # the simplest has a second turn after a slow one
+        ("ph", {"p": 1.4}, "p9 h15 p9", "h"),  # each has a second turn, unless it is hopeless
+        ("ph", {"h": 1.4}, "p9 h15", "p"),
         ("p", {}, "", "p"),
     ],
 )
@@ -89,6 +90,20 @@ def test_two_alternatives_have_further_turns_while_a_lower_median_is_not_signifi
         used.append(choice.name)
         choice.add([0.88] * fast + [1.3 if choice.name == "host" else 1.0] * (6 - fast))
     assert (choice.name, len(used)) == (name, num_turns)
+
+
+@pytest.mark.parametrize(
+    ("slow_turns", "name", "num_turns"), [({0}, "host", 3), ({1}, "host", 3), ({0, 2}, "plain", 4)]
+)
+def test_an_alternative_of_which_a_turn_was_slowed_has_further_turns(slow_turns, name, num_turns):
+    """Another program slows turns of the faster alternative."""
+    choice, num_used = Choice(["plain", "host"]), 0
+    while not choice.settled:
+        host_s = 1.2 if num_used in slow_turns else 0.9
+        is_host = choice.name == "host"
+        num_used += is_host
+        choice.add([host_s if is_host else 1.0] * 6)
+    assert (choice.name, num_used) == (name, num_turns)
 
 
 def test_an_alternative_slower_by_15_percent_is_not_chosen_for_its_simplicity():

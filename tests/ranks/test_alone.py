@@ -36,11 +36,15 @@ def pause(samples: torch.Tensor) -> None:
 
 
 def compared(
-    slowdown: str, parts: tuple[int, int], late_s: Sequence[float], predicted_s: float = 0.0
+    slowdown: str,
+    parts: tuple[int, int],
+    late_s: Sequence[float],
+    predicted_s: Sequence[float] = (),
 ) -> tuple[Comparison, int]:
     """Compare one rank alone with each exchange; also return the number of steps with an exchange.
 
     `late_s`: seconds by which each exchange delays a step; by default one exchange without delay.
+    `predicted_s`: predicted step time of each exchange; by default 0.
     With `late_s`, the computation takes 20 ms per sample.
     """
     steps: list[float] = []
@@ -58,29 +62,31 @@ def compared(
         if late_s:
             runner.setup.model.register_forward_hook(lambda _, args, __: pause(args[0]))
         exchanges = {str(late): partial(replicate, seconds=late) for late in late_s or (0.0,)}
-        found = compare_with_alone(runner.setup, group, exchanges, parts, 0, predicted_s)
+        predicted = dict.fromkeys(exchanges, 0.0) | dict(zip(exchanges, predicted_s, strict=False))
+        found = compare_with_alone(runner.setup, group, exchanges, parts, 0, predicted)
         after = runner.setup.model.parameters()
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     return found, len(steps)
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "parts", "late_s", "is_alone_faster", "num_tried"),
+    ("slowdown", "parts", "late_s", "predicted_s", "is_alone_faster", "num_tried"),
     [
         # Worker 1 sleeps 500 times as long as its layers compute.
-        ("1,500", (8, 8), (), True, 1),
-        ("1,500", (8, 0), (), True, 1),
-        ("50,1", (1, 4095), (), False, 1),
+        ("1,500", (8, 8), (), (), True, 1),
+        ("1,500", (8, 0), (), (), True, 1),
+        ("50,1", (1, 4095), (), (), False, 1),
         # One rank alone needs 320 ms, the first exchange 370 or 960 ms, the second 160 ms.
-        ("1,1", (8, 8), (0.21, 0.0), False, 2),
-        ("1,1", (8, 8), (0.8, 0.0), True, 1),
+        ("1,1", (8, 8), (0.21, 0.0), (0.1, 0.6), False, 2),
+        ("1,1", (8, 8), (0.8, 0.0), (0.1, 0.6), True, 1),
+        ("1,1", (8, 8), (0.8, 0.0), (0.1, 0.2), False, 2),
     ],
 )
 def test_a_rank_alone_must_be_faster_than_each_exchange(
-    pair, slowdown, parts, late_s, is_alone_faster, num_tried
+    pair, slowdown, parts, late_s, predicted_s, is_alone_faster, num_tried
 ):
-    """No second exchange is tried if a rank alone is much faster than the first."""
-    for found, _ in pair(compared, slowdown, parts, late_s):
+    """If a rank alone is much faster than the first, others are tried by their prediction."""
+    for found, _ in pair(compared, slowdown, parts, late_s, predicted_s):
         assert found.is_alone_faster == is_alone_faster == (found.alone_s < found.best_s)
         assert len(found.together_s) == num_tried
 
@@ -93,7 +99,7 @@ def test_only_a_close_comparison_needs_many_steps(pair, late_s, is_close):
 
 
 def test_no_exchange_is_tried_that_is_predicted_to_be_hopeless(pair):
-    for found, num_steps in pair(compared, "1,1", (8, 8), (0.0,), 1.0):
+    for found, num_steps in pair(compared, "1,1", (8, 8), (0.0,), (1.0,)):
         assert (found.is_alone_faster, found.is_predicted) == (True, True)
         assert (found.together_s, num_steps) == ({"0.0": 1.0}, 0)
 

@@ -109,3 +109,32 @@ def test_a_candidate_known_to_be_slow_is_tried_when_steps_change(clock):
     takes["a"] = 2.0
     train(trials, clock, lambda name, _: takes[name], 3 * Watch.num_steps)
     assert (trials.name, len(decisions)) == ("b", 2)
+
+
+@pytest.mark.parametrize(("after", "expected"), [([50, 14], "b"), ([37, 27], "a")])
+def test_trials_begin_again_if_shares_change_by_more_than_a_tenth_of_the_batch(
+    clock, after, expected
+):
+    shares = [32, 32]
+    trials = Trials("ab", clock, shares=lambda: shares)
+
+    def takes(name, step):
+        if step == 20:
+            shares[:] = after
+        return 1.0 if name == "a" else 1.2 if step < 24 else 0.8
+
+    train(trials, clock, takes)
+    assert trials.name == expected
+
+
+def test_trials_end_even_if_shares_keep_changing(clock):
+    shares = [48, 16]
+    trials = Trials("ab", clock, shares=lambda: shares)
+
+    def takes(name, _):
+        shares.reverse()
+        return 1.0 if name == "a" else 0.5
+
+    train(trials, clock, takes)
+    assert trials.settled
+    assert trials.name == "b"

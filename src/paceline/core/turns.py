@@ -5,8 +5,9 @@
 Each round reverses the order of turns, so a machine that becomes slower affects all alternatives
 equally. The list of alternatives begins with the simplest. A later alternative is chosen only if
 the median step is faster by `_WORTH` and a rank-sum test confirms the difference: a tie selects the
-simpler alternative. While a later alternative's median is lower, but not significantly, the two
-have further turns. `Watch` detects when to choose again.
+simpler alternative. While a later alternative's median is lower, but not significantly, or its
+fastest turn is faster, the two have further turns: another program may have slowed some turns.
+`Watch` detects when to choose again.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,9 +16,10 @@ from statistics import median
 
 _WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
-_HOPELESS_AT_FIRST = 1.5  # replaces `HOPELESS` in the very first turn, which may include warm-up
+# Replaces `HOPELESS` after an alternative's first turn: warm-up and other programs may slow it.
+_HOPELESS_AT_FIRST = 1.5
 _NUM_SETTLING = 3
-_DOUBTFUL = 0.05  # a median lower by this fraction, but not significantly, needs further turns
+_DOUBTFUL = 0.05  # an unused alternative that is faster by this fraction needs further turns
 _MAX_TURNS = 4  # per alternative
 _CHANGE = 0.1  # relative change of step times after which alternatives are timed again
 _LARGE_CHANGE = 0.25  # replaces `_CHANGE` for the first steps after the choice
@@ -79,6 +81,10 @@ class Choice:
             self._former = self.name
             self._begin(self._names)
 
+    def restart(self) -> None:
+        """Discard the steps of the current turns, and begin these turns again."""
+        self._begin([*self._steps])
+
     def drop(self) -> None:
         """Remove the current alternative, because it has turned out to be unusable."""
         self._names.remove(self.name)
@@ -99,7 +105,7 @@ class Choice:
         self._steps: dict[str, list[float]] = {name: [] for name in names}
         self._left = [*names, *reversed(names)]
         self._slow = set[str]()  # alternatives without further turns
-        self._first, self._last = names[0], ""
+        self._last = ""
         self._choose()
 
     def _end_turn(self, seconds: Sequence[float]) -> None:
@@ -111,20 +117,32 @@ class Choice:
 
     def _doubtful(self) -> list[str]:
         """Return further turns of two alternatives if it is uncertain which one is faster."""
-        best, lowest = self._fastest(), min(self._candidates, key=self.seconds.__getitem__)
-        is_clear = self.seconds[lowest] >= (1 - _DOUBTFUL) * self.seconds[best]
-        if is_clear or len(self._steps[best]) >= _MAX_TURNS * self.num_timed:
+        best = self._fastest()
+        if len(self._steps[best]) >= _MAX_TURNS * self.num_timed:
             return []
-        return [best, lowest] if self._last == best else [lowest, best]
+        for seconds in (self.seconds, self._fastest_turns):
+            lowest = min(self._candidates, key=seconds.__getitem__)
+            if seconds[lowest] < (1 - _DOUBTFUL) * seconds[best]:
+                return [best, lowest] if self._last == best else [lowest, best]
+        return []
+
+    @property
+    def _fastest_turns(self) -> dict[str, float]:
+        """Median step time in the fastest turn of each alternative timed so far."""
+        num, timed = self.num_timed, {name: steps for name, steps in self._steps.items() if steps}
+        return {
+            name: min(median(steps[i : i + num]) for i in range(0, len(steps), num))
+            for name, steps in timed.items()
+        }
 
     def _find_slow(self) -> None:
-        seconds = self.seconds
+        seconds = self._fastest_turns
         least_s = min(seconds.values(), default=0.0)
         self._slow = {name for name, one in seconds.items() if one > self._hopeless(name) * least_s}
 
     def _hopeless(self, name: str) -> float:
-        is_at_first = name == self._first and len(self._steps[name]) <= self.num_timed
-        return _HOPELESS_AT_FIRST if is_at_first else HOPELESS
+        is_first_turn = len(self._steps[name]) <= self.num_timed
+        return _HOPELESS_AT_FIRST if is_first_turn else HOPELESS
 
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:

@@ -25,10 +25,10 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of timed steps
-# Limits of (step time of all ranks together) / (step time of one rank alone), for the exchange that
-# is predicted to be fastest. If the predicted ratio is above `_FAR_PREDICTED`, none is tried;
-# if the measured ratio is above `_FAR`, no other exchange is tried.
-_FAR, _FAR_PREDICTED = 1.3, 2.0
+# Limits of (step time of all ranks together) / (step time of one rank alone). If the exchange that
+# is predicted to be fastest has a predicted ratio above `_FAR_PREDICTED`, none is tried. If its
+# measured ratio is above `_FAR`, others are tried only if predicted below `_NEAR_PREDICTED`.
+_FAR, _FAR_PREDICTED, _NEAR_PREDICTED = 1.3, 2.0, 1.2
 # Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
 # `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
@@ -68,14 +68,14 @@ def compare_with_alone(
     exchanges: Mapping[str, Replicate],
     parts: Sequence[int],
     lone_rank: int,
-    predicted_s: float,
+    predicted_s: Mapping[str, float],
 ) -> Comparison:
     """Time steps of `lone_rank` alone and steps of all ranks together; collective.
 
     `exchanges`: by name of an exchange (a way to average gradients), a factory of replicas that use
     it; the exchange that is predicted to be the fastest must be first. `parts`: number of samples
     of each rank in a step of all ranks; `lone_rank` alone takes their sum. `predicted_s`: predicted
-    step time with the first exchange. A further exchange is tried only if `lone_rank` alone is
+    step time with each exchange. A further exchange is tried only if `lone_rank` alone is
     faster than all ranks with each exchange so far.
     """
     whole = [sum(parts) if rank == lone_rank else 0 for rank in range(group.world_size)]
@@ -91,15 +91,16 @@ def compare_with_alone(
 
     first, *others = exchanges
     alone_s = alone()
-    if predicted_s > _FAR_PREDICTED * median(alone_s):
-        return Comparison(median(alone_s), {first: predicted_s}, True, is_predicted=True)
+    if predicted_s[first] > _FAR_PREDICTED * median(alone_s):
+        return Comparison(median(alone_s), {first: predicted_s[first]}, True, is_predicted=True)
     seconds = {first: together(first)}
     if not _is_clear(alone_s, seconds[first]):
         alone_s += alone()
-    if median(seconds[first]) <= _FAR * median(alone_s):
-        for name in others:
-            if not _is_faster_than_each(alone_s, seconds):
-                break
+    is_close = median(seconds[first]) <= _FAR * median(alone_s)
+    for name in others:
+        if not _is_faster_than_each(alone_s, seconds):
+            break
+        if is_close or predicted_s[name] <= _NEAR_PREDICTED * median(alone_s):
             seconds[name] = together(name)
     together_s = {name: median(steps) for name, steps in seconds.items()}
     return Comparison(median(alone_s), together_s, _is_faster_than_each(alone_s, seconds))

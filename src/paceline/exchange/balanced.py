@@ -125,6 +125,11 @@ class Balanced:
             for handle in handles:
                 handle.remove()
 
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Each rank's number of samples per step; empty without a sampler."""
+        return () if self._shares is None else self._shares.balance.shares
+
     def shared(self, statistics: Statistics) -> Statistics:
         """Add all ranks' batch sizes and speeds to `statistics`, if batches are balanced."""
         if self._shares is None:

@@ -1,7 +1,7 @@
 """Find the fastest of several gradient exchanges or codecs by timing training steps with each.
 
 Exchanges are timed in turns of a few steps (`paceline.core.turns`). When steps become slower or
-faster, trials start again.
+faster, trials start again; so do unfinished trials when the ranks' shares of a batch change.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,14 +14,19 @@ from paceline.core.turns import Choice
 from paceline.links.clock import Clock
 from paceline.measure.timing import seconds_between
 
+_CHANGE = 0.1  # trials begin again if a rank's share changes by this fraction of the batch
+_MAX_RESTARTS = 2
+
 
 class Trials(Choice):
     """Chooses the fastest of several exchanges, or codecs, by step times measured in training.
 
     `names`: the exchanges. `slow`: those that are known to be slow, and tried only when the time of
     steps changes. Trials end after at most `last_step` steps. `on_decision(text)` is called after
-    each choice. A step's time is the slowest rank's; since all ranks compare the same times, they
-    make the same choice. Attribute `num_searched`: number of steps before the last choice.
+    each choice. `shares`: returns each rank's number of samples per step, if batches are balanced;
+    times with very different shares are not comparable. A step's time is the slowest rank's; since
+    all ranks compare the same times, they make the same choice. Attribute `num_searched`: number of
+    steps before the last choice.
     """
 
     def __init__(
@@ -31,9 +36,11 @@ class Trials(Choice):
         slow: Collection[str] = (),
         last_step: float = inf,
         on_decision: Callable[[str], None] = lambda text: None,
+        shares: Callable[[], Sequence[int]] = lambda: (),
     ) -> None:
         super().__init__(tuple(names), slow=slow)
         self._clock, self._last_step, self._on_decision = clock, last_step, on_decision
+        self._shares, self._shares_before, self._num_restarts = shares, tuple(shares()), 0
         self._num_exchanged = self.num_searched = 0
         self._failed: dict[str, str] = {}
         self._marks: list[Any] = []
@@ -60,14 +67,25 @@ class Trials(Choice):
         steps have become slower or faster. `slowest`: returns each value's maximum over ranks.
         `is_searched`: whether a search for the number of layers per chunk is still running.
         """
-        was_settled = self.settled
+        was_settled, have_shares_changed = self.settled, self._have_shares_changed()
         if self._num_exchanged >= self._last_step:
             self.stop()
+        elif have_shares_changed and not was_settled and self._num_restarts < _MAX_RESTARTS:
+            self._num_restarts += 1
+            self._marks = self._marks[-1:]
+            self.restart()
         else:
             steps = slowest(seconds_between(self._clock, self._marks))
             self._marks = self._marks[-1:]
             self.add(steps, is_steady=not is_searched)
         self._report(was_settled)
+
+    def _have_shares_changed(self) -> bool:
+        """Whether a rank's share has changed by more than `_CHANGE` since the last call."""
+        before, self._shares_before = self._shares_before, tuple(self._shares())
+        # `before` is empty until batches are balanced
+        changes = [abs(one - old) for one, old in zip(self._shares_before, before, strict=False)]
+        return max(changes, default=0) > _CHANGE * sum(before)
 
     def _report(self, was_settled: bool) -> None:
         """Call `on_decision` if trials have just ended or started again."""

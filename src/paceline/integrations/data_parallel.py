@@ -119,7 +119,8 @@ class DataParallel(Trying):
         if self._is_alone:
             self._why = "none: a single rank does not exchange gradients"
         elif self._tries:
-            self._trials = Trials(self._candidates, clock_for(self.device))
+            clock, shares = clock_for(self.device), weakly(self._shares)
+            self._trials = Trials(self._candidates, clock, shares=shares)
 
     def _start(self) -> None:
         rank = 0 if self._is_alone else dist.get_rank(self.process_group)
@@ -205,6 +206,9 @@ class DataParallel(Trying):
         Default: the number of rows of the forward pass's first tensor.
         """
         self._balancing().samples(number)
+
+    def _shares(self) -> tuple[int, ...]:
+        return () if self._balanced is None else self._balanced.shares
 
     def _balancing(self) -> Balanced:
         if self._balanced is None:

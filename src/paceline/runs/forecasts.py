@@ -219,7 +219,15 @@ def train_best(
     traced = traced_steps(steps)
     # the reducer that is used last needs a few steps of warm-up before the trace
     last_step = max(0, sum(steps[: traced.epoch]) + traced.step - NUM_WARM_UP)
-    trials = Trials(candidates, clock_for(group.device), slow, last_step, decide)
+    sampler = runner.setup.sampler
+    trials = Trials(
+        candidates,
+        clock_for(group.device),
+        slow,
+        last_step,
+        decide,
+        shares=lambda: () if sampler is None else sampler.shares,
+    )
 
     def used() -> tuple[Strategy, Any]:
         found = by_name[trials.name]
@@ -271,9 +279,7 @@ def alone_or_together(
     for name in predicted:
         replica = find_strategy(by_name[name].strategy).runner().replica
         exchanges[name] = partial(replica, config=by_name[name].config, group=group)
-    compared = compare_with_alone(
-        runner.setup, group, exchanges, parts, fastest, min(predicted.values())
-    )
+    compared = compare_with_alone(runner.setup, group, exchanges, parts, fastest, predicted)
     return _decision(compared, fastest, group)
 
 
