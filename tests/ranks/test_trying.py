@@ -2,9 +2,11 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.core.plan import Kind
 from paceline.exchange.trials import Trials
@@ -79,3 +81,24 @@ def test_the_first_exchange_may_be_fast_is_freed_later_and_the_others_are_record
         assert used == name not in (*slow, "host")
         assert is_freed
         assert {Kind.D2H, Kind.REDUCE} <= kinds
+
+
+def closed(exchange: str, codec: str | None) -> list[int]:
+    """Train and close an exchange several times; return the numbers of open descriptors."""
+    found = []
+    for _ in range(3):
+        parallel = parallel_of(nn.Linear(6, 6), exchange, codec=codec)
+        parallel(torch.ones(4, 6)).sum().backward()
+        parallel.close()
+        del parallel
+        gc.collect()
+        found.append(len([*Path("/proc/self/fd").iterdir()]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("exchange", "codec"), [("allreduce", "dynamic8"), ("host", None), ("host", "dynamic8")]
+)
+def test_a_closed_exchange_keeps_no_connections(pair: Ranks, exchange: str, codec: str | None):
+    for first, *later in pair(closed, exchange, codec):
+        assert later == [first] * 2

@@ -26,6 +26,7 @@ from paceline.exchange.trials import Trials
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.clock import clock_for
 from paceline.links.devices import device_of
+from paceline.links.rendezvous import leave
 
 Future = torch.futures.Future[Tensor]
 Factory = Callable[[], Codec]
@@ -186,8 +187,10 @@ class CodecAllReduce:
 
     def close(self) -> None:
         """End the threads after their last all-reduce; do not wait for a lost rank."""
-        self._scattering.close()
-        self._gathering.close()
+        have_succeeded = [self._scattering.close(), self._gathering.close()]
+        if all(have_succeeded):  # otherwise, gloo could wait for a lost rank
+            for group in self._groups:
+                leave(group)
 
     def _scatter(self, work: Work) -> None:
         if work.ready is not None:

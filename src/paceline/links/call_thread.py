@@ -27,7 +27,7 @@ class CallThread:
     """
 
     def __init__(self, name: str, device: torch.device = _CPU, *, goes_on: bool = False) -> None:
-        self._device, self._goes_on = device_of(device), goes_on
+        self._device, self._goes_on, self._has_failed = device_of(device), goes_on, False
         self._calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -40,11 +40,15 @@ class CallThread:
         self._calls.put((future, call))
         return future
 
-    def close(self, within_s: float | None = _CLOSE_S) -> None:
-        """End the thread after the queued calls; stop waiting for it after `within_s`."""
+    def close(self, within_s: float | None = _CLOSE_S) -> bool:
+        """End the thread after the queued calls; stop waiting for it after `within_s`.
+
+        Returns whether all calls have succeeded.
+        """
         atexit.unregister(self.close)
         self._calls.put(None)
         self._thread.join(within_s)
+        return not (self._has_failed or self._thread.is_alive())
 
     def end_with(self, owner: object) -> None:
         """End the thread, after the queued calls, when `owner` is garbage-collected."""
@@ -59,6 +63,7 @@ class CallThread:
                         raise failure
                     future.set_result(call())
                 except BaseException as error:
+                    self._has_failed = True
                     failure = None if self._goes_on else error
                     future.set_exception(error)
                 del future, call  # free the call's tensors before waiting for the next call

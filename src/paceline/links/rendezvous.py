@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -149,6 +149,12 @@ def _gloo_group_of(
         use_local_synchronization=process_group is not None,
     )
     return made
+
+
+def leave(process_group: dist.ProcessGroup) -> None:
+    """Close the connections of a group whose collectives have all succeeded on this rank."""
+    with suppress(ValueError):  # the user's program has already destroyed all process groups
+        dist.destroy_process_group(process_group)
 
 
 def with_own_connections(group: Group) -> Group:

@@ -29,6 +29,7 @@ from paceline.links.arena import Arena
 from paceline.links.call_thread import CallThread
 from paceline.links.devices import device_of
 from paceline.links.group import Group
+from paceline.links.rendezvous import leave
 from paceline.record.recorder import Recorder
 from paceline.strategies.host import transfer
 
@@ -264,8 +265,8 @@ class LeaderAllReduce:
 
     def close(self) -> None:
         """End the thread, and close the compressed all-reduce."""
-        if self._thread is not None:
-            self._thread.close(None)
+        if self._thread is not None and self._thread.close(None):
+            leave(self._leaders)
         if self.encoded is not None:
             self.encoded.close()
 

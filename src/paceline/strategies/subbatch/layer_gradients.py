@@ -22,6 +22,7 @@ from paceline.exchange.layout import Chunk, Layout
 from paceline.exchange.replica import Exchange, Statistics
 from paceline.links.call_thread import CallThread, finish_stream
 from paceline.links.group import Group
+from paceline.links.rendezvous import leave
 
 
 class CommunicationThread:
@@ -70,9 +71,9 @@ class CommunicationThread:
 
     def close(self) -> None:
         """End the thread after its exchanges; abandon the thread if it waits for a lost rank."""
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
+        if self._thread is not None and self.process_group is not None and self._thread.close():
+            leave(self.process_group)
+        self._thread = None
 
     def _finish(
         self, begun: Pending, started_s: float, on_done: Callable[[float, float], None]

@@ -20,6 +20,7 @@ from paceline.core.wire_format import Kernel
 from paceline.exchange.compressed import CodecAllReduce
 from paceline.links.devices import Device, device_of
 from paceline.links.group import Group
+from paceline.links.rendezvous import leave
 from paceline.measure.devices import CODECS
 from paceline.measure.timing import Sampler, Spread, Work, idle
 from paceline.studies.probe.machine_description import spread_text
@@ -83,6 +84,7 @@ class Links:
         sent = [torch.zeros(nbytes // 4) for nbytes in (_SMALL_NBYTES, _LARGE_NBYTES)]
         works = [partial(dist.all_reduce, values, group=group) for values in sent]
         small, large = map(Spread.of, self.on_host.of_last(works, ranks))
+        leave(group)
         measured = (
             ExchangeSample(_SMALL_NBYTES, small.median),
             ExchangeSample(_LARGE_NBYTES, large.median),
