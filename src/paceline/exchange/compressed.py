@@ -86,19 +86,25 @@ class CodecAllReduce:
     `codec`: used by method `reduce`, while `begin` gets its own; "auto" encodes only if this makes
     steps faster. All ranks must create this object together, and begin all-reduces in
     the same order. The threads have separate process groups, so that one piece is scattered while
-    another is gathered. Attribute `codecs` stores error feedback by key. Collectives time out after
-    `deadline_s`. Raises InvalidInput if the ranks' codecs differ.
+    another is gathered. `groups`: these two groups, by default new ones. Attribute `codecs` stores
+    error feedback by key. Collectives time out after `deadline_s`. Raises InvalidInput if the
+    ranks' codecs differ.
     """
 
     def __init__(
-        self, codec: str | Codec, ranks: Sequence[int], device: torch.device, deadline_s: float
+        self,
+        codec: str | Codec,
+        ranks: Sequence[int],
+        device: torch.device,
+        deadline_s: float,
+        groups: Sequence[dist.ProcessGroup] = (),
     ) -> None:
         own = device_of(device)
         self.device = own.torch_device
         self._name = name_of(codec)
         self._ranks = list(ranks)
         self._rank = self._ranks.index(dist.get_rank())
-        self._groups = [
+        self._groups = list(groups) or [
             dist.new_group(
                 self._ranks,
                 timeout=timedelta(seconds=deadline_s),
@@ -188,7 +194,7 @@ class CodecAllReduce:
     def close(self) -> None:
         """End the threads after their last all-reduce; do not wait for a lost rank."""
         have_succeeded = [self._scattering.close(), self._gathering.close()]
-        if all(have_succeeded):  # otherwise, gloo could wait for a lost rank
+        if all(have_succeeded):  # after an error, gloo could wait for a lost rank
             for group in self._groups:
                 leave(group)
 

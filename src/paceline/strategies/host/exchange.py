@@ -226,11 +226,15 @@ class LeaderAllReduce:
         self._arena, self._deadline_s = arena, group.deadline_s
         self._chunks: tuple[Chunk, ...] = ()
         leaders = [group.global_ranks[leader] for leader in arena.leaders]
-        self._leaders = dist.new_group(
-            leaders,
-            backend="gloo",
-            timeout=timedelta(seconds=group.deadline_s),
-            use_local_synchronization=True,
+        self._leaders, *encoding = (
+            dist.new_group(
+                leaders,
+                backend="gloo",
+                timeout=timedelta(seconds=group.deadline_s),
+                # True allows ranks outside `group` not to call new_group
+                use_local_synchronization=group.world_size < dist.get_world_size(),
+            )
+            for _ in range(3 if compression else 1)
         )
         self.codec = name_of(compression.codec) if compression else None
         check_same_codec(self.codec, group)
@@ -244,7 +248,7 @@ class LeaderAllReduce:
         if self.is_leader:
             if compression is not None:
                 cpu, deadline_s = torch.device("cpu"), group.deadline_s
-                self.encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s)
+                self.encoded = CodecAllReduce(compression.codec, leaders, cpu, deadline_s, encoding)
             self._thread = CallThread("between")
 
     def begin(self, step: int, chunks: tuple[Chunk, ...], recorder: Recorder | None) -> None:
