@@ -44,17 +44,6 @@ def test_buckets_follow_gradients_and_the_first_is_small():
     assert [part.nbytes / MIB for part in buckets(ready, 1000)] == [30]
 
 
-@given(
-    st.lists(st.lists(st.floats(0.01, 40), min_size=1, max_size=3), min_size=1, max_size=12),
-    st.none() | st.integers(1, 50),
-)
-def test_each_gradient_is_in_one_bucket(sizes, bucket_mb):
-    ready = [layer(f"l{i}", *mib) for i, mib in enumerate(sizes)]
-    parts = buckets(ready, bucket_mb)
-    assert sum(part.nbytes for part in parts) == sum(one.gradient_nbytes for one in ready)
-    assert parts[-1].last_layer == ready[-1].name
-
-
 @pytest.mark.parametrize(("uses_cores", "shown_mib"), [(False, 0.25), (True, 1000.25)])
 def test_buckets_hide_behind_earlier_layers_unless_cores_carry_them(uses_cores, shown_mib):
     # The last layer's exchange takes 1 s, during 20 s of the first layer's backward.
