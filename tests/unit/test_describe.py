@@ -81,12 +81,6 @@ def named() -> nn.Module:
     return Net(compute, a=nn.Linear(4, 3), b=nn.Linear(2, 5))
 
 
-def chain() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)
-    )
-
-
 def real_backward_order(model: nn.Module, batch: Tensor) -> list[str]:
     """Return the layers in the order of their last gradients in a real backward pass."""
     order: list[str] = []
@@ -100,7 +94,6 @@ def real_backward_order(model: nn.Module, batch: Tensor) -> list[str]:
 
 
 ORDERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str] | None]] = {
-    "chain": (chain, (5, 2, 3), ["1", "3", "5"]),
     "parallel": (parallel, (5, 2), ["stem", "long.0", "long.2", "short"]),
     "recomputed": (recomputed, (3, 4), ["stem", "twice", "once"]),
     "around": (around, (2, 4), ["(root)", "inner"]),

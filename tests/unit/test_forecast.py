@@ -49,12 +49,7 @@ def test_a_forecast_equals_the_plan_of_its_strategy(strategy: str):
         ({"input_shape": (1, 0, 32)}, "input_shape"),
         ({"model": nn.Linear(3, 3)}, "input_shape"),
         ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
-        *(
-            ({"measured": text}, "measured")
-            for text in (
-                *("350", "350/h", "0/s", "-1/s", "1e999/s", "350/s@0", "/s", "nan/s", "1.2.3/s"),
-            )
-        ),
+        *(({"measured": text}, "measured") for text in ("350", "0/s", "1e999/s", "350/s@0")),
     ],
 )
 def test_what_cannot_be_planned_is_refused(asked: dict, field: str):
