@@ -80,7 +80,6 @@ def test_a_plan_is_drawn_and_swept(line, plan):
     assert re.search(r"cpu0/compute \|L?F+.*B+.*U+\|", line.out)
     swept = ("--strategy", "allreduce,tree", "--sweep", "bandwidth=100M:10G")
     found = plan("lenet5", GIGABIT, *asked, *swept)
-    assert (found["values"][0], found["values"][-1]) == (1e8, pytest.approx(1e10))
     assert found["samples_per_s"].keys() == {"allreduce", "allreduce + codec", "tree"}
     assert {len(one) for one in found["samples_per_s"].values()} == {len(found["values"])}
     one = ("--strategy", "host", "--strategy-option", "chunk=3", "--sweep", "latency=10u:1m")
