@@ -200,16 +200,6 @@ def test_buckets_hide_behind_earlier_layers_unless_cores_carry_them(uses_cores, 
     assert timeline.makespan_s == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(("bus", "network"), [(1e9, 1.25e11), (1e11, 1.25e8)])
-def test_each_message_pays_the_latencies_of_all_links_on_its_way(bus, network):
-    # Two messages, each over a bus (10 us), a network (5 ms) and a second bus (10 us).
-    links = [link("gpu0", "a", bus, 1e-5), link("gpu1", "b", bus, 1e-5)]
-    machine = box("gpu", "gpu", hosts="ab", links=[*links, link("a", "b", network, 5e-3)])
-    task = plan(chain((0, MIB)), machine, AllReduce(), Window(1))["s0/reduce[0]"]
-    expected = MIB / min(bus, network) + 2 * 5.02e-3
-    assert Roofline.of(machine).seconds(task) == pytest.approx(expected, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("kind", "workers", "codec", "times"),
     [
