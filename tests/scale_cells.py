@@ -33,26 +33,18 @@ def failed(method: str = "allreduce") -> ScaleCell:
 
 
 def study(
-    methods: dict[str, float],
-    workers: tuple[int, ...],
-    batches: tuple[int, ...] = (16,),
-    compute_s: float = 100.0,
-    scaling: Scaling = "strong",
+    methods: dict[str, float], workers: tuple[int, ...], scaling: Scaling = "strong"
 ) -> list[ScaleCell]:
-    """Return cells in which workers share the computation, and each method adds its seconds.
+    """Return cells: workers share 100 s of computation, and each method adds its seconds."""
 
-    Each step has the same exchange, so a batch of twice the size halves the added seconds.
-    """
-
-    def one(method: str, count: int, batch: int) -> ScaleCell:
-        own_s = compute_s / count if scaling == "strong" else compute_s
-        exposed_s = methods[method] * batches[0] / batch if count > 1 else 0.0
+    def one(method: str, count: int) -> ScaleCell:
+        own_s = 100.0 / count if scaling == "strong" else 100.0
+        exposed_s = methods[method] if count > 1 else 0.0
         parts = {"forward_s": own_s / 3, "backward_s": own_s * 2 / 3, "exposed_s": exposed_s}
         parts |= {"update_s": 0.0, "idle_s": 0.0, "epoch_s": own_s + exposed_s}
-        held = 10**9 + 10**7 * -(-batch // count)
-        return cell(method, count, batch, scaling=scaling, memory_bytes=held, **parts)
+        return cell(method, count, scaling=scaling, **parts)
 
-    return [one(*which) for which in product(methods, workers, batches)]
+    return [one(*which) for which in product(methods, workers)]
 
 
 def model_source(name: str, *forward: str) -> str:

@@ -1,14 +1,16 @@
 """Plans of host and tree against closed forms, and definitions of Le et al. 2018."""
 
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise
+from math import fsum
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from boxes import WithoutUpdate, after, box, chain, exchange_s, link
-from closed_forms import LayerPhases, backpropagation_s, host_s, typical_s
 from findings import numbers
 from paceline.core.after_backward import AfterBackward, after_backward
 from paceline.core.compare import breakdown_by_device
@@ -147,6 +149,42 @@ def test_a_worker_updates_after_it_has_received_and_forwarded_the_means():
     # A worker first sends to all its children, the nearest last.
     for worker, message in enumerate(("down1", "down1", "down3", "down3")):
         assert after(tasks[f"s0/step@worker{worker}"]) == (f"s0/send[{message}]",)
+
+
+class LayerPhases(NamedTuple):
+    """Seconds of the phases of a layer, by the symbols of Le et al. 2018, section 3.2.
+
+    Layers are in the paper's order: layer 1 is the first layer of the network and the last one of
+    backward. All workers are equally fast.
+    """
+
+    t_bp: float  # back-propagation (steps B-1 to B-4)
+    t_as: float  # synchronising the device with its host (B-4-1)
+    t_aa: float  # accumulating its gradients (B-4-2, or T-3 on GPU 0); here also copying to a host
+    t_bc: float  # broadcasting the result to all workers (B-4-3, or parameters in T-5)
+
+
+def backpropagation_s(layers: Sequence[LayerPhases]) -> float:
+    """Return T_BP = sum of all t_bp: backward on one worker alone (definition 3.1)."""
+    return fsum(layer.t_bp for layer in layers)
+
+
+def host_s(layers: Sequence[LayerPhases]) -> float:
+    """Return T, the maximum of T_BP^i: backward with the host's exchange (definitions 3.2 and 3.3).
+
+    T_BP^i = sum over k = l, ..., i of (t_bp^k + t_as^k) + t_aa^i + t_bc^i, counted from the start
+    of backward. Each layer is one chunk, and no layer waits for another one.
+    """
+    computed = accumulate(layer.t_bp + layer.t_as for layer in reversed(layers))
+    return max(
+        done + layer.t_aa + layer.t_bc
+        for layer, done in zip(reversed(layers), computed, strict=True)
+    )
+
+
+def typical_s(layers: Sequence[LayerPhases]) -> float:
+    """Return T' = T_BP + sum of all (t_aa + t_bc), the time of strategy tree (def. 3.4)."""
+    return backpropagation_s(layers) + fsum(layer.t_aa + layer.t_bc for layer in layers)
 
 
 NBYTES_PER_S, ADDS_PER_S, SYNC_S = 1e6, 5e6, 0.01

@@ -106,7 +106,10 @@ def test_a_forecast_names_only_the_actual_causes_of_a_slowdown(shares, percent, 
     found = forecast_of(machine, "allreduce", (4.0, 2_000_000), (4.0, 2_000_000))
     assert found.slowdown == pytest.approx(1 + percent / 100, abs=0.005)
     assert len(found.slowed_by) == causes
-    assert (percent in numbers(found.why)) is (percent > 0)
+    # 4 of the 8 s of exchange follow after backward.
+    exposed = round(100 * 4 / found.step_s)
+    slower = [percent] if percent else []
+    assert numbers(found.why) == [100 - exposed, *slower, exposed, 8]
     # A single worker neither exchanges nor waits.
     alone = forecast_of(losing(box("cpu"), **shares), "allreduce", (4.0, 4), workers=1)
     assert (alone.slowdown, numbers(alone.why)) == (1.0, [100])

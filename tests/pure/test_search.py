@@ -1,6 +1,7 @@
 """Searches: tried and refused plans, numbers of workers, chunks, groups of layers, sweeps."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from paceline.core.workload import Workload
 from paceline.planner import Ranking, search
 from paceline.planner.drawing import drawing
 from paceline.planner.grouping import Windows, with_best_chunk
-from paceline.planner.search import placements
+from paceline.planner.search import placements, worker_counts
 from paceline.planner.steady import steady
 from paceline.planner.sweep import chart, parse_range, sweep
 from paceline.records.built_in import recorded
@@ -76,6 +77,41 @@ def test_more_workers_gain_until_the_exchange_costs_more_than_they_save(
         expected = -(-8 // workers) + 2 * (workers - 1) * 4e6 / nbytes_per_s
         assert forecast.step_s - (one.step_s - SECONDS) == pytest.approx(expected)
     assert found.worth == worth
+
+
+def test_any_number_of_workers_can_be_given_and_some_of_many_are_searched():
+    twenty = box(*["cpu"] * 20)
+    assert worker_counts(twenty, 64, None) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
+    assert worker_counts(twenty, 6, None) == [1, 2, 3, 4, 5, 6]
+    assert worker_counts(twenty, 64, 9) == [9]
+    assert worker_counts(twenty, 64, 40, shares_devices=True) == [40]
+    for wanted, batch_size in ((21, 64), (7, 6), (0, 64)):
+        with refused("workers"):
+            worker_counts(twenty, batch_size, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "workers", "kernels", "codecs"),
+    [
+        ("allreduce", "ab", 2, (), [None]),
+        ("allreduce", "ab", 2, ("cast",), [None, "half", "bfloat16"]),
+        ("allreduce", "ab", 2, ("eightbit", "onebit"), [None, "dynamic8", "onebit"]),
+        ("host", "ab", 2, ("eightbit",), [None, "dynamic8"]),
+        ("tree", "ab", 2, ("eightbit",), [None]),
+        # On one host, strategy host encodes nothing; a single worker exchanges nothing.
+        ("host", "hh", 2, ("eightbit",), [None]),
+        ("allreduce", "hh", 2, ("eightbit",), [None, "dynamic8"]),
+        ("allreduce", "hh", 1, ("eightbit",), [None]),
+    ],
+)
+def test_codecs_that_encode_something_at_a_known_speed_are_forecast(
+    name, hosts, workers, kernels, codecs
+):
+    speeds = {"codecs": dict.fromkeys(kernels, codec_speed(1e9, 1e9))}
+    joined = [link(hosts[0], hosts[1], 1e6, 1e-3)]
+    machine = box("cpu", "cpu", hosts=hosts, links=joined, device=speeds)
+    found = Counter(one.codec for one in ranked(machine, find_exchange(name), workers=workers))
+    assert found == Counter(codecs)
 
 
 def gpus(count: int, nbytes_per_s: float) -> Machine:

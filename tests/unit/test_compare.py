@@ -99,18 +99,6 @@ def test_three_runs_in_the_terminal_as_json_and_on_a_page(line, folders, tmp_pat
     assert SideBySide.model_validate_json(line.out) == side_by_side(folders)
 
 
-def test_two_runs_have_their_steps_and_a_page_of_losses(line, folders, tmp_path):
-    page = tmp_path / "two.html"
-    assert line("compare", *folders[:2], "--page", page, "--json").found["left"] == "fast"
-    assert page.is_file()
-    line("compare", *folders[:2], "--page", page)
-    # The steps, and both runs side by side.
-    assert all(shown in line.out for shown in ("forward", "policy slow", str(page)))
-    # A single run has a report instead of a page.
-    assert line("compare", folders[0], "--page", tmp_path / "one.html").refused == "page"
-    assert not (tmp_path / "one.html").exists()
-
-
 def change(folder: Path, settings: Mapping[str, Any] | None = None, **changes: object) -> None:
     """Change fields of a run's result and of its settings."""
     result = read_run(folder)
@@ -126,6 +114,9 @@ def test_a_run_is_compared_with_its_prediction(line, tmp_path):
     assert table["rows"][0] == pytest.approx(first)
     out = line("compare", folder).out
     assert all(figure in out for figure in ("1.50 s", "2.00 s", "-25.0 %"))
+    # A single run has a report instead of a page.
+    assert line("compare", folder, "--page", tmp_path / "one.html").refused == "page"
+    assert not (tmp_path / "one.html").exists()
 
 
 def test_two_runs_are_compared_by_settings_machines_and_results(line, tmp_path):
@@ -133,7 +124,9 @@ def test_two_runs_are_compared_by_settings_machines_and_results(line, tmp_path):
     change(one, machine={"torch": "2.12"}, samples_per_s=16.0, accuracy=0.5)
     new = {"learning_rate": 0.5, "options": {"bucket_mb": 3}, "output": "elsewhere"}
     change(other, settings=new, machine={"torch": "2.13"}, samples_per_s=21.0, accuracy=0.75)
-    found = line("compare", one, other, "--json").found
+    page = tmp_path / "two.html"
+    found = line("compare", one, other, "--page", page, "--json").found
+    assert page.is_file()
     assert (found["left"], found["right"]) == ("one", "other")
     step = found["rows"][0]
     assert (step["left_s"], step["right_s"]) == pytest.approx((4, 3))
@@ -147,8 +140,10 @@ def test_two_runs_are_compared_by_settings_machines_and_results(line, tmp_path):
     assert figures.items() >= expected.items()
     values = {one["code"]: one["value"] for one in found["findings"]}
     assert values == pytest.approx({"other_rate": 21 / 16, "other_step": 0.25})
-    out = line("compare", one, other).out
-    assert all(shown in out for shown in ("one", "other", "1.31", "+25.00", "-25.0 %"))
+    out = line("compare", one, other, "--page", page).out
+    # The steps, the results, and both runs side by side.
+    shown = ("forward", "1.31", "+25.00", "-25.0 %", "learning rate 0.5", str(page))
+    assert all(text in out for text in shown)
     change(other, settings={"batch_size": 128})
     assert "batch size" in line("compare", one, other).out
     same = line("compare", one, one, "--json").found

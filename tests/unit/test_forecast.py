@@ -19,7 +19,6 @@ from paceline.training.models import describe
 from profiles import profile_result, write_profile
 from refusals import refused
 
-BATCH = 32
 MACHINE = "two-hosts-gigabit"
 
 
@@ -50,27 +49,12 @@ def test_a_forecast_equals_the_plan_of_its_strategy(strategy: str):
         ({"input_shape": (1, 0, 32)}, "input_shape"),
         ({"model": nn.Linear(3, 3)}, "input_shape"),
         ({"model": nn.ReLU(), "input_shape": (3,)}, "ReLU"),
-        *(
-            ({"measured": text}, "measured")
-            for text in (
-                *("350", "350/h", "0/s", "-1/s", "1e999/s", "350/s@0", "/s", "nan/s", "1.2.3/s"),
-            )
-        ),
+        *(({"measured": text}, "measured") for text in ("350", "0/s", "1e999/s", "350/s@0")),
     ],
 )
 def test_what_cannot_be_planned_is_refused(asked: dict, field: str):
     with refused(field):
         forecast(**{"model": "lenet5", "machine": MACHINE} | asked)
-
-
-def convolutions() -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(32 * 12 * 12, 10)), torch.randn(BATCH, 3, 16, 16)
-
-
-def perceptron() -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(1024, 8)), torch.randn(BATCH, 512)
 
 
 def saved_nbytes(model: nn.Module, batch: torch.Tensor) -> int:
@@ -93,9 +77,10 @@ def saved_nbytes(model: nn.Module, batch: torch.Tensor) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("make", [convolutions, perceptron])
-def test_kept_memory_in_half_precision_is_that_of_autocast(make):
-    model, batch = make()
+def test_kept_memory_in_half_precision_is_that_of_autocast():
+    """Features, and copies of all parameters but those of the first layer, are of similar size."""
+    layers = [nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.GELU()]
+    model, batch = nn.Sequential(*layers, nn.Linear(1024, 8)), torch.randn(512, 512)
     own = describe(model, batch)
     found, expected = kept_nbytes(in_half(own).layers), saved_nbytes(model, batch)
     # Torch also keeps a half-precision copy of the batch, which belongs to no layer.
@@ -109,11 +94,10 @@ def test_one_device_reaches_its_measured_throughput_in_half_precision():
     assert alone.samples_per_s == pytest.approx(900, rel=0.02)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is(precision):
+def test_tensor_cores_make_a_step_faster_and_leave_the_exchange_as_it_is():
     whole, half = (
         forecast("resnet50", "8xv100", batch_size=512, precision=one)
-        for one in ("float32", precision)
+        for one in ("float32", "bfloat16")
     )
     assert 2 < whole.step_s / half.step_s < 125 / 15.7
     assert half.wire_nbytes == whole.wire_nbytes
@@ -177,14 +161,6 @@ def test_a_name_gives_hosts_devices_and_network() -> None:
     slowest = min(hop.link.bandwidth_bytes_per_s for hop in far)
     assert slowest == known_link("100gbe").bandwidth_bytes_per_s
     assert by_name("dgx1-v100") is None
-
-
-def test_cards_without_peer_copies_exchange_over_their_staged_link() -> None:
-    # Their bus is faster, but carries no messages between cards.
-    machine = find_machine("2xrtx-2080-ti").reached
-    known = known_link("pcie3-staged")
-    rates = {hop.link.bandwidth_bytes_per_s for hop in machine.route(*machine.devices)}
-    assert rates == {known.share * known.bandwidth_bytes_per_s}
 
 
 def test_gradients_of_two_bytes_take_half_the_time_on_the_link_and_two_casts() -> None:
