@@ -67,11 +67,6 @@ def test_a_synchronous_tree_sends_the_bytes_of_its_plan(start):
     assert counted["hubs_gradients"] == exchanges * 4 * WHOLE
     assert counted["hubs_parameters"] == (exchanges + 2) * 4 * WHOLE
     assert counted["gradients"] == 4 * ALL_STEPS * (4 + 4 * round(SHARE * BODY))
-    # All processes are on one host, and its loopback link carries all messages.
-    before = sum(n for name, n in counted.items() if "parameters" in name and "hubs" in name)
-    (planned,) = result["plans"][0]["link_nbytes_per_step"].values()
-    own = [n for name, n in counted.items() if not name.startswith("head")]
-    assert planned == (sum(own) - before * 2 / (exchanges + 2)) / ALL_STEPS
     # Two bodies share a child's head, and the root makes two updates per step.
     least_s = FORWARD_S + BACKWARD_S + 2 * UPDATE_S
     assert result["step_s"] >= least_s
