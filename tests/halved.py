@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LRScheduler
 
-from nets import residual
+from nets import Net, residual
 from paceline.rpc.tensor_parts import flatten, load_vector
 from paceline.strategies.wheel.config import Wheel
 from paceline.strategies.wheel.protocol import take_gradients
@@ -18,50 +18,34 @@ from paceline.training.models.halves import Halves, cut
 from paceline.training.models.networks import MLP, LeNet5
 
 
-class Dropping(nn.Module):
-    """A convolution, batch norm, three kinds of dropout, and a `view` before the head."""
+def dropping() -> nn.Module:
+    """Build a convolution, batch norm, three kinds of dropout, and a `view` before the head."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3)
-        self.norm = nn.BatchNorm2d(4)
-        self.drop = nn.Dropout2d(0.3)
-        self.fc1 = nn.Linear(4 * 3 * 3, 16)
-        self.fc2 = nn.Linear(16, 5)
+    def compute(net: nn.Module, images: Tensor) -> Tensor:
+        maps = F.max_pool2d(net.drop(F.relu(net.norm(net.conv(images)))), 2)
+        values = F.dropout(maps.view(maps.size(0), -1), 0.2, net.training)
+        hidden = F.dropout(torch.relu(net.fc1(values)), 0.5, training=net.training)
+        return net.fc2(hidden)
 
-    def forward(self, images: Tensor) -> Tensor:
-        maps = F.max_pool2d(self.drop(F.relu(self.norm(self.conv(images)))), 2)
-        values = F.dropout(maps.view(maps.size(0), -1), 0.2, self.training)
-        hidden = F.dropout(torch.relu(self.fc1(values)), 0.5, training=self.training)
-        return self.fc2(hidden)
+    first = {"conv": nn.Conv2d(1, 4, 3), "norm": nn.BatchNorm2d(4), "drop": nn.Dropout2d(0.3)}
+    return Net(compute, **first, fc1=nn.Linear(4 * 3 * 3, 16), fc2=nn.Linear(16, 5))
 
 
-class Around(nn.Module):
-    """A residual connection around the first layer of the head."""
+def around() -> nn.Module:
+    """Build a residual connection around the first layer of the head."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(6, 8)
-        self.b = nn.Linear(8, 8)
-        self.scale = nn.Parameter(torch.ones(8))
+    def compute(net: nn.Module, samples: Tensor) -> Tensor:
+        scale, hidden = net.scale, torch.tanh(net.a(samples))
+        return (hidden + net.b(hidden)) * scale
 
-    def forward(self, samples: Tensor) -> Tensor:
-        scale = self.scale
-        hidden = torch.tanh(self.a(samples))
-        return (hidden + self.b(hidden)) * scale
+    layers = {"a": nn.Linear(6, 8), "b": nn.Linear(8, 8)}
+    return Net(compute, **layers, scale=nn.Parameter(torch.ones(8)))
 
 
-class Remembering(nn.Module):
-    """A head that uses the last time step of a recurrent layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = nn.LSTM(6, 8, num_layers=2, batch_first=True)
-        self.out = nn.Linear(8, 5)
-
-    def forward(self, samples: Tensor) -> Tensor:
-        outputs, _ = self.memory(samples)
-        return self.out(outputs[:, -1])
+def remembering() -> nn.Module:
+    """Build a head that uses the last time step of a recurrent layer."""
+    memory = nn.LSTM(6, 8, num_layers=2, batch_first=True)
+    return Net(lambda net, x: net.out(net.memory(x)[0][:, -1]), memory=memory, out=nn.Linear(8, 5))
 
 
 class Case(NamedTuple):
@@ -87,9 +71,9 @@ class Case(NamedTuple):
 CASES = {
     "lenet5": Case(LeNet5, (1, 32, 32), 10, ("conv2", "fc3", "fc5")),
     "mlp": Case(lambda: MLP([12, 9, 8, 4]), (12,), 4, ("layers.3", "layers.5")),
-    "dropping": Case(Dropping, (1, 8, 8), 5, ("norm", "fc1", "fc2")),
-    "around": Case(Around, (6,), 8, ("b",)),
-    "remembering": Case(Remembering, (7, 6), 5, ("out",)),
+    "dropping": Case(dropping, (1, 8, 8), 5, ("norm", "fc1", "fc2")),
+    "around": Case(around, (6,), 8, ("b",)),
+    "remembering": Case(remembering, (7, 6), 5, ("out",)),
     "resnet": Case(residual, (3, 8, 8), 10, ("blocks.1.conv1.0", "classifier.2")),
 }
 

@@ -217,7 +217,7 @@ def test_vectors_that_do_not_fit_are_refused():
             load_vector(parameters, wrong)
 
 
-def test_paced_halves_have_names_sizes_and_times_of_the_real_layers(monkeypatch):
+def test_paced_halves_have_names_and_times_of_the_real_layers(monkeypatch):
     clock, case = Sleeping(), CASES["lenet5"]
     monkeypatch.setattr(module_of_paced, "time", clock)
     model, example = case.model(torch.float32), case.inputs(dtype=torch.float32)
@@ -227,9 +227,6 @@ def test_paced_halves_have_names_sizes_and_times_of_the_real_layers(monkeypatch)
     assert set(halves.body_names) == set(real.body_names)
     assert set(halves.head_names) == set(real.head_names)
     named = dict(whole.named_parameters())
-    assert {n: p.shape for n, p in named.items()} == {
-        n: p.shape for n, p in model.named_parameters()
-    }
     pairs = zip(halves.body_names, halves.body_parameters, strict=True)
     assert all(named[key] is parameter for key, parameter in pairs)
     ends = [0.0]
@@ -243,6 +240,4 @@ def test_paced_halves_have_names_sizes_and_times_of_the_real_layers(monkeypatch)
     torch.autograd.backward(activations, taken_in.grad)
     ends.append(clock.now)
     assert [end - start for start, end in pairwise(ends)] == pytest.approx([3, 28, 896, 96])
-    assert scores.shape == (3, 1)
     assert torch.equal(taken_in.grad, torch.zeros(3, 400))
-    assert [p.grad.shape for p in whole.parameters()] == [p.shape for p in whole.parameters()]

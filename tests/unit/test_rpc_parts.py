@@ -94,9 +94,9 @@ class TestSession:
         assert send(hub, 4, MAX_NBYTES)
 
 
-def joined(max_nbytes: int = MAX_NBYTES) -> Outbox:
+def joined() -> Outbox:
     outbox = Outbox()
-    outbox.join(SESSION, max_nbytes, 0)
+    outbox.join(SESSION, MAX_NBYTES, 0)
     return outbox
 
 

@@ -27,10 +27,9 @@ def pair(
     case: Case = CASES["mlp"],
     first: str = "layers.3",
     make: Make = OPTIMIZERS["momentum"],
-    num_workers: int = 2,
 ) -> tuple[ParameterServer, list[ManualWorker]]:
     schedule = partial(CosineAnnealingWarmRestarts, T_0=7)
-    return serve(case, first, make, num_workers, schedule, staleness=None)
+    return serve(case, first, make, 2, schedule, staleness=None)
 
 
 def mlp(**options) -> ParameterServer:

@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from paceline.core.cost import compute_lane
 from paceline.core.errors import WorkerLost
@@ -133,22 +133,17 @@ def test_a_record_with_many_unknown_fields_is_refused_without_an_error_for_each(
 @pytest.mark.parametrize(
     ("kind", "record"),
     [
-        (DeviceProfile, '{"below":[%s{}]}' % ("{}," * 100_000)),
-        (Trace, '{"spans":[["load",0,"",0,[%s1],0.0,1.0]]}' % ("1," * 100_000)),
+        (DeviceProfile, b'{"below":[%s{}]}' % (b"{}," * 100_000)),
+        (DeviceProfile, b'{"below":[%s[]]}' % (b"[]," * 100_000)),
+        (Trace, b'{"spans":[["load",0,"",0,[%s1],0.0,1.0]]}' % (b"1," * 100_000)),
     ],
+    ids=["missing fields", "lists", "lanes"],
 )
-def test_a_list_of_invalid_items_has_few_errors(kind: type, record: str):
-    """Each error needs a kilobyte of memory."""
-    with pytest.raises(ValidationError) as caught:
-        TypeAdapter(kind).validate_json(record)
-    assert caught.value.error_count() < 10
-
-
-def test_errors_of_missing_fields_do_not_each_copy_the_record():
-    record = b'{"below":[%s[]]}' % (b"[]," * 100_000)
+def test_a_list_of_invalid_items_needs_little_memory(kind: type, record: bytes):
+    """An error needs a kilobyte of memory, and may copy the record."""
     tracemalloc.start()
-    with refused("profile"):
-        read_peer_record(TypeAdapter(DeviceProfile), record, "profile")
+    with refused("record"):
+        read_peer_record(TypeAdapter(kind), record, "record")
     _, peak_nbytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_nbytes < 40 * len(record)
@@ -274,9 +269,9 @@ class Run(WorkerGroup):
         for worker, why in self.poll():
             self.drop(worker, why)
 
-    def drop_all(self, why: str = "has left") -> None:
+    def drop_all(self) -> None:
         for worker in range(len(self.workers.all)):
-            self.drop(worker, why)
+            self.drop(worker, "has left")
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -5,7 +5,6 @@ from contextlib import ExitStack, closing
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from paceline.core.errors import NonFinite, WorkerLost
 from paceline.measure.device_profile import DeviceProfile
@@ -18,12 +17,10 @@ from paceline.strategies.wheel import hub as module_of_hub
 from paceline.strategies.wheel.config import PaceSpec, RunSpec, Wheel
 from paceline.strategies.wheel.epochs import EpochLog
 from paceline.strategies.wheel.hub import Hub
-from paceline.strategies.wheel.job import TrainingJob, model_and_halves, recipe_in
+from paceline.strategies.wheel.job import _job_in, server_options
 from paceline.strategies.wheel.protocol import OF_LIVE, Topic
 from paceline.strategies.wheel.server import ParameterServer
 from paceline.strategies.wheel.worker import take_part
-from paceline.training.models.paced import PacedSGD
-from paceline.training.recipes.named import workload_of
 from refusals import refused
 from rpc_exchange import DEADLINE_S, Clock, beside, until
 
@@ -56,12 +53,9 @@ def clock() -> Clock:
 def idle(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that serves nobody; its heartbeats ignore the test's clock."""
     monkeypatch.setattr(module_of_hub, "Server", lambda *of, clock, **more: Server(*of, **more))
-    recipe, cpu = recipe_in(SPEC), torch.device("cpu")
-    model, halves = model_and_halves(SPEC, recipe, cpu)
-    workload = workload_of("lenet5", 32, None)
-    job = TrainingJob(SPEC, recipe, model, halves, workload, cpu, Mock(), Mock())
-    optimizer = PacedSGD(model.parameters(), 0.0)
-    server = ParameterServer(model, halves, optimizer, SPEC.config, checks_values=False)
+    job = _job_in(SPEC)
+    own = job.model, job.halves, job.optimizer(job.model)
+    server = ParameterServer(*own, **server_options(job))
     with ExitStack() as stack:
         log = EpochLog(job, Mock())
         yield Hub(stack, SETTINGS, "trials", job, server, log, clock=clock)

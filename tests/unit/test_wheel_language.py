@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from language_nets import WIDTH, Attention
+from nets import Net
 from paceline.core.settings import TrainSettings
 from paceline.rpc.workers import difference
 from paceline.strategies.wheel.config import MOMENTUM, Wheel
@@ -87,23 +88,8 @@ def test_halves_compute_the_model_of_any_inputs(inputs: Any):
             assert one is two or one == two if isinstance(one, int) else torch.equal(one, two)
 
 
-def test_factories_of_torch_are_restored_after_a_cut():
-    before = {name: getattr(torch, name) for name in ("arange", "zeros", "ones", "full")}
-    cut(Decoder(30), IDS, "lm_head")
-    with refused("head"):
-        cut(Decoder(30), IDS, "positions")
-    assert all(getattr(torch, name) is value for name, value in before.items())
-
-
-def test_a_tied_embedding_is_refused():
-    model = Decoder(30, is_tied=True)
-    for first in ("lm_head", "norm"):
-        with refused("head"):
-            cut(model, IDS, first)
-    del model.lm_head.bias
-    model.lm_head.bias = None  # now all parameters of the head are shared
-    with refused("head"):
-        cut(model, IDS, "lm_head")
+def test_a_tied_embedding_is_named():
+    assert "tokens.weight" in tied(Decoder(30, is_tied=True), "lm_head")
     assert tied(Decoder(30), None) == ""
 
 
@@ -131,20 +117,14 @@ def test_a_small_vocabulary_and_many_tokens_make_no_head_unless_requested():
 def test_linear_layers_after_attention_make_a_head():
     """It has one vector per sample, so its layers multiply each sample once."""
 
-    class Classifier(Decoder):
-        def __init__(self) -> None:
-            super().__init__(30)
-            self.lm_head = nn.Linear(WIDTH, 500)
-            self.last = nn.Linear(500, 20)
+    def compute(net: nn.Module, ids: Tensor) -> Tensor:
+        x = net.block(net.tokens(ids), mask=None)
+        return net.last(torch.relu(net.wide(x[:, 0])))
 
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.tokens(ids)
-            for block in self.blocks:
-                x = x + block(x, mask=None)
-            return self.last(torch.relu(self.lm_head(self.norm(x[:, 0]))))
-
-    work = describe(Classifier(), torch.zeros(16, LENGTH, dtype=torch.int64))
-    assert [layer.name for layer in split(work, Wheel()).head.layers] == ["lm_head", "last"]
+    body = {"tokens": nn.Embedding(30, WIDTH), "block": Attention()}
+    model = Net(compute, **body, wide=nn.Linear(WIDTH, 500), last=nn.Linear(500, 20))
+    work = describe(model, torch.zeros(16, LENGTH, dtype=torch.int64))
+    assert [layer.name for layer in split(work, Wheel()).head.layers] == ["wide", "last"]
 
 
 WINDOWS = [(IDS[index % 4], IDS[index % 4]) for index in range(40)]

@@ -38,7 +38,6 @@ def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start,
     assert sum(stale.values()) == updates["count"] == WORKERS * ALL_STEPS
     assert all(row["nbytes"] == row["planned_nbytes"] > 0 for row in result["traffic"])
     assert result["step_s"] >= LEAST_S
-    assert result["lower_quartile_s"] <= result["upper_quartile_s"]
     assert result["predicted_step_s"] >= 0.95 * LEAST_S  # sleeping layers wake up late at times
     assert list(result["utilisation"]) == ["cpu1", "cpu2"]
     (row,) = (row for row in result["traffic"] if row["purpose"] == "gradients")
@@ -47,8 +46,6 @@ def test_a_rehearsal_takes_the_devices_times_and_sends_the_declared_share(start,
     assert result["sent_share"]["measured"] == round(SHARE * BODY) / BODY
     assert result["sent_share"]["warning"] is None
     (folder,) = (tmp_path / "runs").iterdir()
-    files = {"result.json", "trace.json", "report.html", "run.toml"}
-    assert {path.name for path in folder.iterdir()} == files
     assert set(read_trace(folder / "trace.json")) == {"predicted", "rehearsed"}
     page = re.sub(r"(?s)<script.*?</script>", "", (folder / "report.html").read_text())
     assert "measured" not in page.lower()
@@ -67,11 +64,6 @@ def test_a_synchronous_tree_sends_the_bytes_of_its_plan(start):
     assert counted["hubs_gradients"] == exchanges * 4 * WHOLE
     assert counted["hubs_parameters"] == (exchanges + 2) * 4 * WHOLE
     assert counted["gradients"] == 4 * ALL_STEPS * (4 + 4 * round(SHARE * BODY))
-    # All processes are on one host, and its loopback link carries all messages.
-    before = sum(n for name, n in counted.items() if "parameters" in name and "hubs" in name)
-    (planned,) = result["plans"][0]["link_nbytes_per_step"].values()
-    own = [n for name, n in counted.items() if not name.startswith("head")]
-    assert planned == (sum(own) - before * 2 / (exchanges + 2)) / ALL_STEPS
     # Two bodies share a child's head, and the root makes two updates per step.
     least_s = FORWARD_S + BACKWARD_S + 2 * UPDATE_S
     assert result["step_s"] >= least_s
