@@ -57,12 +57,16 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {"make": SGD},
     "clipped": {"make": SGD, "learning": {"clip_norm": 0.05}, "schedule": scheduled},
     "masked": {"make": ADAMW, "build": partial(Language, bias=True)},
+    # A sub-batch's loss is the mean over its own tokens.
+    "each_sub_batch": {"make": SGD, "updates": "sub-batch"},
 }
 
 
 def equal(case: str) -> None:
     """Compare parameters, losses and test scores with one process and the whole batch."""
     own = split(**CASES[case])
+    if case == "each_sub_batch":
+        return compare_by_passes(own, min(own.size, -(-MOST // own.size)), 4)
     oracle = trained_together(own, NUM_STEPS)
     if case != "masked":
         tokens, _, targets = samples(99, 11)
@@ -70,23 +74,11 @@ def equal(case: str) -> None:
     own.compare(oracle)
 
 
-def each_sub_batch() -> None:
-    """Update the head per sub-batch and the body per step; compare with one process."""
-    own = split(SGD, updates="sub-batch")
-    compare_by_passes(own, min(own.size, -(-MOST // own.size)), 4)
-
-
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_steps_match_one_process_with_the_whole_batch(ranks: Ranks, tmp_path, case):
     """Ignored targets are uneven: some ranks and sub-batches have almost only ignored ones."""
     ranks(equal, case, cwd=tmp_path)
-
-
-@slow
-def test_updates_per_sub_batch_use_the_mean_over_its_own_tokens(pair, triple, tmp_path):
-    for ranks in (pair, triple):
-        ranks(each_sub_batch, cwd=tmp_path)
 
 
 def bfloat16() -> None:

@@ -14,9 +14,7 @@ from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSp
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
 from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler, WorkerProgress
 
-ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
-REPORTED = 10  # updates that the other worker has reported
 
 
 def worker(
@@ -37,44 +35,36 @@ def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
     return BatchScheduler(Hogbatch(workers=2, **config), SIZE, sizes, committed), committed
 
 
-@pytest.mark.parametrize(
-    ("own_done", "others_done", "expected"),
-    [
-        (-1, -1, [2, REPORTED + 2]),  # meanwhile the other worker ends its first batch
-        (-1, 1, [2, REPORTED + 4 + 2]),  # meanwhile it ends its third batch
-        (4, 1, [2, REPORTED + 4]),  # the asking worker's next batch begins now
-        (4, 3, [2, REPORTED + 8]),
-    ],
-)
-def test_committed_updates_count_before_they_are_reported(
-    own_done: int, others_done: int, expected
-) -> None:
-    asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
-    other.num_updates = REPORTED
-    asked, committed = scheduler(64)
-    asked.choose_policy([asking, other])
-    committed[ASKING], committed[OTHER] = own_done, others_done
-    assert asked.expected_updates(asking) == expected
+ONE_AND_FOUR = [(1.0, 2, 1), (1.0, 2, 4)]
 
 
 @pytest.mark.parametrize(
-    ("made", "ahead", "expected"),
+    ("made", "ahead", "done", "expected"),
     [
         # Of the other worker's twenty unfinished batches none counts.
-        ([3, 7], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
+        ([3, 7], [(1.0, 1, 0), (0.001, 1, 20)], [-1, -1], [3, 7]),
         # A batch that ends when the next one begins counts, so equal workers stay equal.
-        ([5, 5], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
+        ([5, 5], [(1.0, 1, 1), (1.0, 1, 1)], [-1, -1], [6, 6]),
         # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
-        ([10, 20, 30], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
+        ([10, 20, 30], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [-1] * 3, [18, 23, 30]),
+        # Committed updates count before they are reported.
+        ([0, 10], ONE_AND_FOUR, [-1, 1], [2, 10 + 4 + 2]),  # meanwhile the other ends its third
+        ([0, 10], ONE_AND_FOUR, [0, 1], [2, 10 + 4]),  # the asking worker's next one begins now
+        ([0, 10], ONE_AND_FOUR, [0, 3], [2, 10 + 8]),
     ],
 )
-def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected) -> None:
-    """`ahead`: for each worker, a batch's seconds and updates, and the number of its batches."""
+def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, done, expected):
+    """`ahead`: for each worker, a batch's seconds and updates, and the number of its batches.
+
+    `done`: the last batch that each worker has committed, or -1.
+    """
+    asked, committed = scheduler(64)
+    numbers = range(3, 3 + len(made))  # no list indices, since workers may be lost
     workers = []
-    for number, (updates, (seconds, threads, count)) in enumerate(zip(made, ahead, strict=True)):
+    for number, updates, (seconds, threads, count) in zip(numbers, made, ahead, strict=True):
         workers.append(worker(number, *range(count), threads=threads, seconds=seconds))
         workers[-1].num_updates = updates
-    asked, _ = scheduler(64)
+    committed[numbers.start : numbers.stop] = torch.tensor(done)
     asked.choose_policy(workers)
     assert asked.expected_updates(workers[0]) == expected
 
