@@ -66,7 +66,8 @@ def equal(case: str) -> None:
     """Compare parameters, losses and test scores with one process and the whole batch."""
     own = split(**CASES[case])
     if case == "each_sub_batch":
-        return compare_by_passes(own, min(own.size, -(-MOST // own.size)), 4)
+        compare_by_passes(own, min(own.size, -(-MOST // own.size)), 4)
+        return
     oracle = trained_together(own, NUM_STEPS)
     if case != "masked":
         tokens, _, targets = samples(99, 11)
