@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hogbatches import classifying
+from hogbatch_replicas import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.checkpoints import State
 from paceline.exchange.session import Progress, TrainingSession

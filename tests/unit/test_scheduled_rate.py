@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from hogbatches import classifying
+from hogbatch_replicas import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.setup import learning_by, optimizer_by
 from paceline.strategies.hogbatch.scheduler import ScheduledRate

@@ -178,7 +178,7 @@ def test_one_worker_resumes_bit_for_bit(resumed: Runs):
     assert len({one["bits"] for one in whole.values()}) == len(WAYS)
     # The rate of `shared` is zero after 6 steps of 16 samples, an epoch; batches have 5 samples.
     first, second, third = (test_loss for _, _, test_loss in whole["shared"]["epochs"])
-    assert first < 0.65  # it has learnt
+    assert first < 0.45  # it has learnt for a whole epoch
     assert first == second == third
 
 
