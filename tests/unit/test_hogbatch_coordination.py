@@ -1,6 +1,8 @@
-"""The coordinator's queue of samples, and its counts, without processes."""
+"""The coordinator's queue of samples, its counts and learning rates, without processes."""
 
 import itertools
+import warnings
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -8,11 +10,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+)
 
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
-from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler, WorkerProgress
+from paceline.strategies.hogbatch.scheduler import (
+    MOST_REPORTED,
+    BatchScheduler,
+    ScheduledRate,
+    WorkerProgress,
+)
+from refusals import refused
 
 SIZE, SECONDS = 8, 1.0  # of each batch
 
@@ -198,3 +215,60 @@ def test_every_sample_is_used_once_an_epoch_whoever_dies(sizes, steps, is_resume
             drawn.resume()
     assert drawn.uses == [[1] * size for size in sizes]
     assert drawn.scheduler.num_samples == sum(sizes)
+
+
+NUM_STEPS, RATE = 20, 0.3
+SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "warm-up": lambda optimizer: SequentialLR(
+        optimizer,
+        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, NUM_STEPS - 5)],
+        milestones=[5],
+    ),
+    "one cycle": lambda optimizer: OneCycleLR(
+        optimizer, 0.7, total_steps=NUM_STEPS + 1, cycle_momentum=False
+    ),
+}
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), RATE, momentum=0.9)
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_batch_has_the_rate_of_the_step_that_would_contain_it(make):
+    optimizer = sgd(nn.Linear(1, 1))
+    schedule = make(optimizer)
+    rates = []
+    for _ in range(NUM_STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduled = ScheduledRate(sgd, make, SIZE)
+        for num_samples in range(0, NUM_STEPS * SIZE, 3):
+            expected = rates[num_samples // SIZE] / RATE
+            assert scheduled.factor(num_samples) == pytest.approx(expected, rel=1e-12)
+    assert len(set(rates)) > 5  # otherwise the comparison would be trivial
+
+
+def test_the_rate_follows_the_highest_number_of_samples_so_far():
+    """Also after resuming, and after the samples of a lost worker are returned."""
+    scheduled, resumed = (ScheduledRate(sgd, SCHEDULES["lambda"], SIZE) for _ in range(2))
+    for steps, expected in ((4, 1 / 5), (2, 1 / 5), (5, 1 / 6)):
+        assert scheduled.factor(steps * SIZE) == pytest.approx(expected)
+    assert resumed.factor(5 * SIZE) == pytest.approx(1 / 6)
+    assert ScheduledRate(sgd, lambda optimizer: None, SIZE).factor(10**9) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "schedule"),
+    [
+        (RATE, lambda one: OneCycleLR(one, 0.7, total_steps=20)),  # changes momentum
+        (0.0, SCHEDULES["lambda"]),
+    ],
+)
+def test_a_schedule_that_is_no_factor_of_the_rate_is_refused(rate: float, schedule):
+    with refused("schedule"):
+        ScheduledRate(lambda one: SGD(one.parameters(), rate, momentum=0.9), schedule, SIZE)

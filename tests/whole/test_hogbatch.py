@@ -21,23 +21,6 @@ NUM_SAMPLES = 1438  # training samples of the digits
 Runs = dict[str, dict[str, Any]]
 
 
-def runs_of(asked: list[str], folder: Path) -> Runs:
-    """Run the arguments of resuming.py in one process; return the outcome of each run."""
-    for path in (PROGRAMS / "resuming.py", TESTS / "small_recipes.py"):
-        shutil.copy(path, folder)
-    started = Started([sys.executable, "resuming.py", *" -- ".join(asked).split()], folder)
-    try:
-        done = started.finish(400)
-        assert done.code == 0, done.err
-        assert "Traceback" not in done.err
-        assert not started.members()
-    finally:
-        started.kill()
-    runs = dict(map(json.loads, done.out.splitlines()))
-    assert {one["left"] for one in runs.values()} == {0}
-    return runs
-
-
 @pytest.mark.parametrize(
     "workers",
     ["cpu:1,cpu:1@slow=4", *(pytest.param(one, marks=slow) for one in ("cpu:1,gpu:0", "gpu:0"))],
@@ -158,10 +141,23 @@ HIT = {
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Runs:
-    """Return the outcomes of all paused and resumed runs."""
+    """Run resuming.py with all runs, in one process; return the outcome of each run."""
+    folder = tmp_path_factory.mktemp("resuming")
+    for path in (PROGRAMS / "resuming.py", TESTS / "small_recipes.py"):
+        shutil.copy(path, folder)
     asked = [way.format(f"{WHOLE} -") for way in WAYS.values()]
     asked += [*RESUMED, *COUNTED.values(), *HIT.values()]
-    return runs_of(asked, tmp_path_factory.mktemp("resuming"))
+    started = Started([sys.executable, "resuming.py", *" -- ".join(asked).split()], folder)
+    try:
+        done = started.finish(400)
+        assert done.code == 0, done.err
+        assert "Traceback" not in done.err
+        assert not started.members()
+    finally:
+        started.kill()
+    runs = dict(map(json.loads, done.out.splitlines()))
+    assert {one["left"] for one in runs.values()} == {0}
+    return runs
 
 
 @slow
