@@ -1,6 +1,6 @@
-"""Replicas of hogbatch's workers in this process, with a network and samples."""
+"""Replicas of hogbatch's workers in this process, with a recipe, a network and samples."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from paceline.links.shared_memory import SharedTensors
 from paceline.strategies.hogbatch.config import WorkerSpec
 from paceline.strategies.hogbatch.gpu_replica import GpuReplica
 from paceline.strategies.hogbatch.replica import CpuReplica, tensors_of
+from paceline.training.data.dataset import TensorSamples
+from paceline.training.recipes.losses import class_loss
 from paceline.training.recipes.optimizers import OptimizerFactory
 from paceline.training.recipes.recipe import Recipe
 
@@ -48,6 +50,11 @@ def on_gpu(
     unpin = device.pin(memory.memory)
     yield GpuReplica(recipe, memory, make, learning, 0, device, depth), memory
     unpin()
+
+
+def classifying(build: Callable[[], nn.Module], data: tuple[Tensor, Tensor]) -> Recipe:
+    """Return a classification recipe with samples in memory."""
+    return Recipe(model=build, train=TensorSamples(*data), loss=class_loss, name="classifier")
 
 
 def net() -> nn.Module:

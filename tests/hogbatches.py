@@ -1,18 +1,10 @@
-"""Workloads, machines and recipes for tests of hogbatch."""
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+"""Workloads and machines for tests of hogbatch."""
 
 from boxes import FLOPS_PER_S, link
 from paceline.core.plan import Cost
 from paceline.core.timeline import Timeline
 from paceline.core.workload import Layer, Parameter, Workload
 from papers.hogbatch import plan_until, simulate_until, updates
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from paceline.training.recipes.recipe import Recipe
 
 POLICIES = ("hogwild", "hogbatch", "cpu_gpu", "proportional", "adaptive")
 WAYS = [link("gpu1", "h", 1e6, 1e-3), link("gpu2", "h", 1.3e6, 1e-3)]
@@ -36,12 +28,3 @@ def per_sample(batch_size: int, numel: int = 1, seconds: float = 1.0) -> Workloa
 
 def run(work, machine, config, horizon_s):
     return simulate_until(plan_until(work, machine, config, horizon_s), machine, horizon_s)
-
-
-def classifying(build: "Callable[[], nn.Module]", data: "tuple[Tensor, Tensor]") -> "Recipe":
-    """Return a classification recipe with samples in memory."""
-    from paceline.training.data.dataset import TensorSamples
-    from paceline.training.recipes.losses import class_loss
-    from paceline.training.recipes.recipe import Recipe
-
-    return Recipe(model=build, train=TensorSamples(*data), loss=class_loss, name="classifier")

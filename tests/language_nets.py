@@ -1,4 +1,4 @@
-"""A small language model with an untied head, batches that ranks share unevenly, and a recipe."""
+"""A small language model with an untied head, and a recipe."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from paceline.training.recipes.losses import bits_per_byte, next_token_loss
 from paceline.training.recipes.recipe import Recipe
 
 VOCABULARY, TOKENS, WIDTH = 23, 6, 8  # neither 2 nor 3 ranks divide the vocabulary
-IGNORED, MOST = -100, 7  # MOST: largest number of samples in a step
+IGNORED = -100
 
 
 class Attention(nn.Module):
@@ -42,26 +42,6 @@ class Language(nn.Module):
         x = self.embedding(tokens) + self.positions[: tokens.shape[1]]
         x = x + self.attention(x, mask)
         return self.head(self.norm(x))
-
-
-def samples(step: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens, mask and targets of a step's whole batch.
-
-    Most targets of the first sample and all of the second sample are ignored.
-    """
-    source = torch.Generator().manual_seed(step)
-    tokens = torch.randint(VOCABULARY, (count, TOKENS), generator=source)
-    targets = torch.randint(VOCABULARY, (count, TOKENS), generator=source)
-    targets[0, 1:] = IGNORED
-    targets[1:2] = IGNORED
-    targets[-1, -2:] = IGNORED
-    mask = targets != IGNORED
-    return tokens, mask, targets
-
-
-def count_of(step: int) -> int:
-    """Return the samples of a step on all ranks: not divisible by 2 or 3, sometimes fewer."""
-    return MOST if step % 3 else 5
 
 
 class Counting(torch.utils.data.Dataset):

@@ -15,6 +15,10 @@ Loop = tuple[nn.Module, list[Optimizer], Callable[[int], None]]
 STEP = {"outer_learning_rate": OUTER_RATE, "outer_momentum": OUTER_MOMENTUM}
 
 
+def of_torch(tensors: list[Tensor]) -> Optimizer:
+    return torch.optim.SGD(tensors, OUTER_RATE, OUTER_MOMENTUM, nesterov=True)
+
+
 def net(seed: int = 0) -> nn.Sequential:
     rng = torch.Generator().manual_seed(seed)  # threads share torch's default generator
     made = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))

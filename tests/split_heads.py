@@ -106,10 +106,6 @@ class Split:
             assert abs(value / float(score(logits, data.targets)) - 1) < 1e-11
 
 
-def called(model: nn.Module, inputs: Any) -> Tensor:
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
-
-
 def _seeded(model: nn.Module) -> list[int]:
     """Seed plain dropouts like a run's; return a list whose entry the caller sets to the step."""
     step = [0]
@@ -135,7 +131,8 @@ def trained_together(own: Split, num_steps: int) -> nn.Module:
         loss = float(own.trainer.step(source))
         inputs, targets, _ = own.batch(step[0], own.size)
         optimizer.zero_grad()
-        expected = next_token_loss(called(oracle, inputs), targets)
+        outputs = oracle(**inputs) if isinstance(inputs, dict) else oracle(inputs)
+        expected = next_token_loss(outputs, targets)
         expected.backward()
         if own.learning.clip_norm is not None:
             nn.utils.clip_grad_norm_(oracle.parameters(), own.learning.clip_norm)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hogbatch_replicas import net, on_gpu, samples
-from hogbatches import classifying
+from hogbatch_replicas import classifying, net, on_gpu, samples
 from paceline.links.devices import device_of
 from paceline.strategies.hogbatch.replica import tensors_of
 from paceline.training.recipes.optimizers import optimizer_of

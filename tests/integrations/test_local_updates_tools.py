@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import paceline
-from rounds import Loop, averaged
+from rounds import Loop, averaged, vector
 
 MISSING = [name for name in ("lightning", "transformers", "accelerate") if find_spec(name) is None]
 pytestmark = [
@@ -47,10 +47,6 @@ def samples() -> TensorDataset:
 
 def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.02, momentum)
-
-
-def vector(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def naive(seen: list[Batches], sync_every: list[int], per_step: int = 1) -> Tensor:

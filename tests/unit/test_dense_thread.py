@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hogbatch_replicas import on_threads
-from hogbatches import classifying
+from hogbatch_replicas import classifying, on_threads
 from paceline.exchange.step import Learning
 from paceline.native import Activation, DenseChain
 from paceline.strategies.hogbatch.dense_thread import MOST_SAMPLES, DenseThread

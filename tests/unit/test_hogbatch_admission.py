@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from findings import numbers
-from hogbatches import POLICIES, num_samples
+from hogbatches import POLICIES, num_samples, per_sample
 from paceline.core.compare import conform
 from paceline.core.cost import Roofline
 from paceline.core.plan import Cost, Kind
@@ -31,8 +31,7 @@ from paceline.strategies.hogbatch.worker import median_seconds
 from papers.hogbatch import updates, utilisation
 
 BATCH = 64
-ONE = Layer("one", (Parameter("w", (8,)),), 32, Cost(), Cost(flops=1e6 * BATCH))
-WORK = Workload("net", BATCH, (ONE,), (0,), 32 * BATCH)
+WORK = per_sample(BATCH, numel=8)
 
 
 def trial(number: int, per_sample_s: float, kind="cpu", threads: int = 1, slow: float = 1.0):

@@ -1,6 +1,8 @@
-"""The coordinator's queue of samples, and its counts, without processes."""
+"""The coordinator's queue of samples, its counts and learning rates, without processes."""
 
 import itertools
+import warnings
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -8,15 +10,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    SequentialLR,
+)
 
 from paceline.strategies.hogbatch.config import MOST_WORKERS, Hogbatch, WorkerSpec
 from paceline.strategies.hogbatch.messages import BatchResult, ExecuteWork, SpeedTrial
-from paceline.strategies.hogbatch.scheduler import MOST_REPORTED, BatchScheduler, WorkerProgress
+from paceline.strategies.hogbatch.scheduler import (
+    MOST_REPORTED,
+    BatchScheduler,
+    ScheduledRate,
+    WorkerProgress,
+)
+from refusals import refused
 
-ASKING, OTHER = 3, 5  # worker numbers; no list indices, since workers may be lost
 SIZE, SECONDS = 8, 1.0  # of each batch
-REPORTED = 10  # updates that the other worker has reported
 
 
 def worker(
@@ -37,44 +52,36 @@ def scheduler(*sizes: int, **config: Any) -> tuple[BatchScheduler, Tensor]:
     return BatchScheduler(Hogbatch(workers=2, **config), SIZE, sizes, committed), committed
 
 
-@pytest.mark.parametrize(
-    ("own_done", "others_done", "expected"),
-    [
-        (-1, -1, [2, REPORTED + 2]),  # meanwhile the other worker ends its first batch
-        (-1, 1, [2, REPORTED + 4 + 2]),  # meanwhile it ends its third batch
-        (4, 1, [2, REPORTED + 4]),  # the asking worker's next batch begins now
-        (4, 3, [2, REPORTED + 8]),
-    ],
-)
-def test_committed_updates_count_before_they_are_reported(
-    own_done: int, others_done: int, expected
-) -> None:
-    asking, other = worker(ASKING, 4), worker(OTHER, 0, 1, 2, 3)
-    other.num_updates = REPORTED
-    asked, committed = scheduler(64)
-    asked.choose_policy([asking, other])
-    committed[ASKING], committed[OTHER] = own_done, others_done
-    assert asked.expected_updates(asking) == expected
+ONE_AND_FOUR = [(1.0, 2, 1), (1.0, 2, 4)]
 
 
 @pytest.mark.parametrize(
-    ("made", "ahead", "expected"),
+    ("made", "ahead", "done", "expected"),
     [
         # Of the other worker's twenty unfinished batches none counts.
-        ([3, 7], [(1.0, 1, 0), (0.001, 1, 20)], [3.0, 7.0]),
+        ([3, 7], [(1.0, 1, 0), (0.001, 1, 20)], [-1, -1], [3, 7]),
         # A batch that ends when the next one begins counts, so equal workers stay equal.
-        ([5, 5], [(1.0, 1, 1), (1.0, 1, 1)], [6.0, 6.0]),
+        ([5, 5], [(1.0, 1, 1), (1.0, 1, 1)], [-1, -1], [6, 6]),
         # The next batch begins at 1.0 s; by then the second worker has done three batches of 0.3 s.
-        ([10, 20, 30], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [18.0, 23.0, 30.0]),
+        ([10, 20, 30], [(0.5, 4, 2), (0.3, 1, 9), (2.0, 1, 1)], [-1] * 3, [18, 23, 30]),
+        # Committed updates count before they are reported.
+        ([0, 10], ONE_AND_FOUR, [-1, 1], [2, 10 + 4 + 2]),  # meanwhile the other ends its third
+        ([0, 10], ONE_AND_FOUR, [0, 1], [2, 10 + 4]),  # the asking worker's next one begins now
+        ([0, 10], ONE_AND_FOUR, [0, 3], [2, 10 + 8]),
     ],
 )
-def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, expected) -> None:
-    """`ahead`: for each worker, a batch's seconds and updates, and the number of its batches."""
+def test_batches_ahead_count_if_they_end_before_the_next_one_begins(made, ahead, done, expected):
+    """`ahead`: for each worker, a batch's seconds and updates, and the number of its batches.
+
+    `done`: the last batch that each worker has committed, or -1.
+    """
+    asked, committed = scheduler(64)
+    numbers = range(3, 3 + len(made))  # no list indices, since workers may be lost
     workers = []
-    for number, (updates, (seconds, threads, count)) in enumerate(zip(made, ahead, strict=True)):
+    for number, updates, (seconds, threads, count) in zip(numbers, made, ahead, strict=True):
         workers.append(worker(number, *range(count), threads=threads, seconds=seconds))
         workers[-1].num_updates = updates
-    asked, _ = scheduler(64)
+    committed[numbers.start : numbers.stop] = torch.tensor(done)
     asked.choose_policy(workers)
     assert asked.expected_updates(workers[0]) == expected
 
@@ -208,3 +215,60 @@ def test_every_sample_is_used_once_an_epoch_whoever_dies(sizes, steps, is_resume
             drawn.resume()
     assert drawn.uses == [[1] * size for size in sizes]
     assert drawn.scheduler.num_samples == sum(sizes)
+
+
+NUM_STEPS, RATE = 20, 0.3
+SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "warm-up": lambda optimizer: SequentialLR(
+        optimizer,
+        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, NUM_STEPS - 5)],
+        milestones=[5],
+    ),
+    "one cycle": lambda optimizer: OneCycleLR(
+        optimizer, 0.7, total_steps=NUM_STEPS + 1, cycle_momentum=False
+    ),
+}
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), RATE, momentum=0.9)
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_batch_has_the_rate_of_the_step_that_would_contain_it(make):
+    optimizer = sgd(nn.Linear(1, 1))
+    schedule = make(optimizer)
+    rates = []
+    for _ in range(NUM_STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduled = ScheduledRate(sgd, make, SIZE)
+        for num_samples in range(0, NUM_STEPS * SIZE, 3):
+            expected = rates[num_samples // SIZE] / RATE
+            assert scheduled.factor(num_samples) == pytest.approx(expected, rel=1e-12)
+    assert len(set(rates)) > 5  # otherwise the comparison would be trivial
+
+
+def test_the_rate_follows_the_highest_number_of_samples_so_far():
+    """Also after resuming, and after the samples of a lost worker are returned."""
+    scheduled, resumed = (ScheduledRate(sgd, SCHEDULES["lambda"], SIZE) for _ in range(2))
+    for steps, expected in ((4, 1 / 5), (2, 1 / 5), (5, 1 / 6)):
+        assert scheduled.factor(steps * SIZE) == pytest.approx(expected)
+    assert resumed.factor(5 * SIZE) == pytest.approx(1 / 6)
+    assert ScheduledRate(sgd, lambda optimizer: None, SIZE).factor(10**9) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "schedule"),
+    [
+        (RATE, lambda one: OneCycleLR(one, 0.7, total_steps=20)),  # changes momentum
+        (0.0, SCHEDULES["lambda"]),
+    ],
+)
+def test_a_schedule_that_is_no_factor_of_the_rate_is_refused(rate: float, schedule):
+    with refused("schedule"):
+        ScheduledRate(lambda one: SGD(one.parameters(), rate, momentum=0.9), schedule, SIZE)

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hogbatch_replicas import net, on_gpu, samples
-from hogbatches import classifying
+from hogbatch_replicas import classifying, net, on_gpu, samples
 from nets import Net
 from paceline.core.compare import conform
 from paceline.core.plan import Kind

@@ -15,8 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import Dataset
 
 import own_recipes
-from hogbatch_replicas import net, on_gpu, on_threads, samples
-from hogbatches import classifying
+from hogbatch_replicas import classifying, net, on_gpu, on_threads, samples
 from nets import Net
 from paceline.core.plan import Kind
 from paceline.exchange.step import Learning

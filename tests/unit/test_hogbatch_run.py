@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import AdamW, RMSprop
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from hogbatches import classifying
+from hogbatch_replicas import classifying
 from paceline.core.settings import TrainSettings
 from paceline.exchange.checkpoints import State
 from paceline.exchange.session import Progress, TrainingSession
-from paceline.exchange.setup import epoch_lengths
+from paceline.exchange.setup import epoch_lengths, learning_by, optimizer_by
 from paceline.links.group import Group
 from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch
@@ -86,6 +88,23 @@ def test_steps_are_batches_of_the_batch_size():
     settings = [TrainSettings(model="mine:recipe", batch_size=8, **count) for count in counts]
     sizes = [epoch_lengths(one, NUM_SAMPLES, one.batch_size) for one in settings]
     assert sizes == [(80, 80, 80), (40,), (80,), (80, 80, 40)]
+
+
+def test_settings_override_the_recipe_and_its_schedule_gets_the_number_of_steps():
+    data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    own = replace(
+        classifying(lambda: nn.Linear(2, 2), data),
+        optimizer=lambda some: AdamW(some, 0.07),
+        schedule=lambda optimizer, num_steps: CosineAnnealingLR(optimizer, num_steps),
+    )
+    told = {"optimizer": "rmsprop", "momentum": 0.0}
+    for changes, kind in ((told, RMSprop), ({}, AdamW)):
+        settings = TrainSettings(model="mine:recipe", **changes)
+        made = optimizer_by(own, settings)(own.model().parameters())
+        assert type(made) is kind
+        schedule = learning_by(own, settings, 50)[1](made)
+        assert (type(schedule), schedule.T_max) == (CosineAnnealingLR, 50)
+    assert made.param_groups[0]["lr"] == 0.07
 
 
 def test_a_batch_that_is_larger_than_the_data_is_refused():

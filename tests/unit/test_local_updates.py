@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from refusals import refused
-from rounds import STEP, InFragments, adamw, inner_step, loop, loss_of, naive, net, vector
+from rounds import STEP, InFragments, adamw, inner_step, loop, loss_of, naive, net, of_torch, vector
 
 
 def trained(num_steps: list[int], options: list[dict[str, Any]]) -> Tensor:
@@ -24,12 +24,18 @@ def trained(num_steps: list[int], options: list[dict[str, Any]]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "sync_every"), [([12, 12], [4, 4]), ([12, 6], [4, 2]), ([10, 10], [4, 4])]
+    ("num_steps", "sync_every", "option"),
+    [
+        ([12, 12], [4, 4], STEP),
+        ([12, 12], [4, 4], {"outer": of_torch}),
+        ([12, 6], [4, 2], STEP),
+        ([10, 10], [4, 4], STEP),
+    ],
 )
 def test_outer_steps_are_those_of_a_naive_version(
-    pair: Any, num_steps: list[int], sync_every: list[int]
+    pair: Any, num_steps: list[int], sync_every: list[int], option: dict[str, Any]
 ) -> None:
-    options = [{"sync_every": every, **STEP} for every in sync_every]
+    options = [{"sync_every": every, **option} for every in sync_every]
     first, second = pair(trained, num_steps, options)
     assert torch.equal(first, second)
     torch.testing.assert_close(first, naive(num_steps, sync_every))
@@ -74,12 +80,12 @@ def test_two_workers_each_send_all_values_in_4_bits(pair: Any) -> None:
     assert pair(sent_bytes)[0] == pytest.approx(count / 2 + 4 * blocks, abs=64)
 
 
-def uneven(weigh: bool) -> Tensor:
+def weighted() -> Tensor:
     rank = dist.get_rank()
     model, optimizers, step = loop(rank)
     with paceline.LocalUpdates(model, optimizers, 4, outer="average") as updates:
         for number in range(4):
-            updates.weight = [3.0, 1.0][rank] if weigh else 1.0
+            updates.weight = [3.0, 1.0][rank]
             step(number)
     return vector(model)
 
@@ -93,29 +99,37 @@ def alone(worker: int) -> Tensor:
 
 
 def test_the_mean_is_weighted_by_the_samples_of_steps(pair: Any) -> None:
-    first, second = alone(0), alone(1)
-    torch.testing.assert_close(pair(uneven, True)[1], 0.75 * first + 0.25 * second)
-    torch.testing.assert_close(pair(uneven, False)[0], 0.5 * first + 0.5 * second)
+    torch.testing.assert_close(pair(weighted)[1], 0.75 * alone(0) + 0.25 * alone(1))
 
 
-def resumed(num_steps: int, at: int, option: dict[str, Any], folder: str) -> Tensor:
+def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool) -> None:
+    """Train, and save within a round or, if `ends`, at the end."""
     rank = dist.get_rank()
-    path = f"{folder}/{rank}"
-    for seed, numbers in enumerate((range(at), range(at, num_steps))):
-        model = net(seed)
-        optimizer = adamw(model)
-        updates = paceline.LocalUpdates(model, optimizer, **option)
-        parts = (updates, model, optimizer)
-        if seed:
-            for part, state in zip(parts, torch.load(path, weights_only=True), strict=True):
-                part.load_state_dict(state)
-        for number in numbers:
-            inner_step(model, optimizer, rank, number)
-        if not seed:
-            torch.save([part.state_dict() for part in parts], path)
-            updates.abort()
+    model, optimizers, step = loop(rank)
+    updates = paceline.LocalUpdates(model, optimizers, **options[rank])
+    for number in range(num_steps):
+        step(number)
+    if ends:
+        updates.close()
+    parts = {"updates": updates, "model": model, "optimizer": optimizers[0]}
+    torch.save({name: part.state_dict() for name, part in parts.items()}, f"{folder}/{rank}")
     updates.close()
-    return vector(model)
+
+
+def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[Tensor, int]:
+    """Train up to this step from a saved state; return the parameters and number of exchanges."""
+    rank = dist.get_rank()
+    model = net(seed=1)
+    optimizer = adamw(model)
+    state = torch.load(path.format(rank=rank), weights_only=True)
+    with paceline.LocalUpdates(model, optimizer, **options[rank]) as updates:
+        for name, part in (("updates", updates), ("model", model), ("optimizer", optimizer)):
+            part.load_state_dict(state[name])
+        sent_before = updates.num_exchanges
+        for number in range(updates.num_steps, num_steps):
+            inner_step(model, optimizer, rank, number)
+        sent = updates.num_exchanges - sent_before
+    return vector(model), sent
 
 
 @pytest.mark.parametrize("at", [3, 4, 6, 8])
@@ -123,24 +137,38 @@ def resumed(num_steps: int, at: int, option: dict[str, Any], folder: str) -> Ten
 def test_a_saved_state_resumes_bit_for_bit_even_while_a_fragment_travels(
     pair: Any, tmp_path: Any, at: int, codec: str | None
 ) -> None:
-    option = {"sync_every": 6, "fragments": 2, "delay": 2, "codec": codec, **STEP}
-    found = pair(resumed, 14, at, option, str(tmp_path))
-    expected = pair(trained, [14, 14], [option, option])
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    options = [{"sync_every": 6, "fragments": 2, "delay": 2, "codec": codec, **STEP}] * 2
+    pair(saved, str(tmp_path), at, options, False)
+    found = pair(resumed, f"{tmp_path}/{{rank}}", 14, options)
+    expected = pair(trained, [14, 14], options)
+    assert all(torch.equal(own, other) for (own, _), other in zip(found, expected, strict=True))
 
 
-def by_factory() -> Tensor:
-    def make(tensors: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(tensors, 0.7, momentum=0.5, nesterov=True)
+@pytest.mark.parametrize("ends", [False, True])
+def test_more_workers_continue_from_the_state_of_the_first(
+    pair: Any, triple: Any, tmp_path: Any, ends: bool
+) -> None:
+    option = {"sync_every": 6, "fragments": 2, "codec": "onebit"}
+    pair(saved, str(tmp_path), 8, [option] * 2, ends)
+    found = triple(resumed, f"{tmp_path}/0", 20, [option] * 3)
+    assert all(torch.equal(one, found[0][0]) for one, _ in found)
+    assert not torch.equal(found[0][0], vector(net()))
 
-    return trained([12, 12], [{"sync_every": 4, "outer": make}] * 2)
+
+def test_a_state_that_is_saved_after_the_end_names_its_own_worker(pair: Any, tmp_path: Any) -> None:
+    pair(saved, str(tmp_path), 8, [{"sync_every": 4}] * 2, True)
+    states = [torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1)]
+    assert [one["updates"]["own"]["worker"][0] for one in states] == [0, 1]
 
 
-def test_an_optimizers_factory_takes_the_outer_step_of_sgd(pair: Any) -> None:
-    first, second = pair(by_factory)
-    assert torch.equal(first, second)
-    torch.testing.assert_close(first, naive([12, 12], [4, 4]))
+def test_a_worker_with_a_shorter_round_than_the_saved_one_exchanges(
+    pair: Any, tmp_path: Any
+) -> None:
+    pair(saved, str(tmp_path), 6, [{"sync_every": 8}] * 2, False)
+    options = [{"sync_every": 8}, {"sync_every": 4}]
+    found = pair(resumed, f"{tmp_path}/0", 14, options)
+    assert torch.equal(found[0][0], found[1][0])
+    assert [sent for _, sent in found] == [1, 2]
 
 
 def beginning_differently() -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import paceline
-from rounds import Loop, adamw, averaged, inner_step, loop, loss_of, net, vector
+from rounds import Loop, adamw, averaged, inner_step, loss_of, net, vector
 
 NUM_STEPS, SYNC_EVERY = 9, 4
 
@@ -247,58 +247,3 @@ def between_workers(kind: str) -> None:
 def test_shards_and_static_graphs_between_workers_are_refused(pair: Any, kind: str) -> None:
     failures = pair(between_workers, kind, errors=True)
     assert [one.fields["field"] for one in failures] == ["model"] * 2
-
-
-def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool) -> None:
-    """Train, and save within a round or at the end."""
-    rank = dist.get_rank()
-    model, optimizers, step = loop(rank)
-    updates = paceline.LocalUpdates(model, optimizers, **options[rank])
-    for number in range(num_steps):
-        step(number)
-    if ends:
-        updates.close()
-    state = {"updates": updates.state_dict(), "model": model.state_dict()}
-    torch.save(state, f"{folder}/{rank}")
-    updates.close()
-
-
-def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[Tensor, int]:
-    rank = dist.get_rank()
-    model, optimizers, step = loop(rank)
-    state = torch.load(path.format(rank=rank), weights_only=True)
-    model.load_state_dict(state["model"])
-    with paceline.LocalUpdates(model, optimizers, **options[rank]) as updates:
-        updates.load_state_dict(state["updates"])
-        sent_before = updates.num_exchanges
-        for number in range(num_steps):
-            step(number)
-        sent = updates.num_exchanges - sent_before
-    return vector(model), sent
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_more_workers_continue_from_the_state_of_the_first(
-    pair: Any, triple: Any, tmp_path: Any, ends: bool
-) -> None:
-    option = {"sync_every": 6, "fragments": 2, "codec": "onebit"}
-    pair(saved, str(tmp_path), 8, [option] * 2, ends)
-    found = triple(resumed, f"{tmp_path}/0", 12, [option] * 3)
-    assert all(torch.equal(one, found[0][0]) for one, _ in found)
-    assert not torch.equal(found[0][0], vector(net()))
-
-
-def test_a_state_that_is_saved_after_the_end_names_its_own_worker(pair: Any, tmp_path: Any) -> None:
-    pair(saved, str(tmp_path), 8, [{"sync_every": 4}] * 2, True)
-    states = [torch.load(tmp_path / str(rank), weights_only=True) for rank in (0, 1)]
-    assert [one["updates"]["own"]["worker"][0] for one in states] == [0, 1]
-
-
-def test_a_worker_with_a_shorter_round_than_the_saved_one_exchanges(
-    pair: Any, tmp_path: Any
-) -> None:
-    pair(saved, str(tmp_path), 6, [{"sync_every": 8}] * 2, False)
-    options = [{"sync_every": 8}, {"sync_every": 4}]
-    found = pair(resumed, f"{tmp_path}/0", 8, options)
-    assert torch.equal(found[0][0], found[1][0])
-    assert [sent for _, sent in found] == [1, 2]

@@ -36,10 +36,10 @@ def steady(parameters):
 def needs(parameters, lr, width):
     return torch.optim.SGD(parameters, lr=lr)
 
-def number(parameters):
+def number(*_):
     return 7
 
-def broken(parameters):
+def broken(*_):
     raise RuntimeError("first line\\nsecond line")
 
 def closure(parameters):
@@ -61,27 +61,18 @@ class Alike:
         pass
 
 WIDTH = 5
-"""
-OWN_SCHEDULES = """
-import torch
 
 def halved(optimizer, num_steps):
     return torch.optim.lr_scheduler.StepLR(optimizer, num_steps // 2, gamma=0.5)
 
 def plateau(optimizer, num_steps):
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-def number(optimizer, num_steps):
-    return num_steps
-
-def broken(optimizer, num_steps):
-    raise RuntimeError("first line\\nsecond line")
 """
 
 
 @pytest.fixture
 def own(own_modules) -> None:
-    own_modules(own_optimizers=OWN, own_schedules=OWN_SCHEDULES)
+    own_modules(own_optimizers=OWN)
 
 
 def matrices() -> list[nn.Parameter]:
@@ -245,9 +236,9 @@ def test_every_step_has_the_rate_of_the_closed_form(name: str, data: st.DataObje
 @pytest.mark.parametrize(
     ("name", "warmup", "field"),
     [
-        *((name, 0, "schedule") for name in ("cosin", "", "own_schedules:halve")),
-        *((f"own_schedules:{name}", 0, "schedule") for name in ("plateau", "number", "broken")),
-        ("own_schedules:halved", 3, "warmup_steps"),
+        *((name, 0, "schedule") for name in ("cosin", "", "own_optimizers:halve")),
+        *((f"own_optimizers:{name}", 0, "schedule") for name in ("plateau", "number", "broken")),
+        ("own_optimizers:halved", 3, "warmup_steps"),
         ("cosine", 10, "warmup_steps"),
         ("constant", 11, "warmup_steps"),
     ],
@@ -264,7 +255,7 @@ def test_an_optimizer_that_is_only_like_torchs_has_no_schedule():
 
 def test_a_schedule_of_a_user_gets_the_number_of_steps(own):
     optimizer = sgd()
-    schedule = schedule_of("own_schedules:halved", 0)(optimizer, 6)
+    schedule = schedule_of("own_optimizers:halved", 0)(optimizer, 6)
     rates = []
     for _ in range(6):
         rates.append(optimizer.param_groups[0]["lr"])

@@ -261,13 +261,11 @@ def test_a_recipe_of_tokens_goes_through_a_session(tmp_path: Path):
     load_model(Language(), str(path))
 
 
-@pytest.mark.parametrize("of_tokens", [False, True])
-def test_a_rehearsal_paces_the_layers_of_the_same_runner(of_tokens: bool):
+def test_a_rehearsal_paces_the_layers_of_the_same_runner():
     with given(COUNTING) as name, process_group(20.0) as group:
         settings = RehearseSettings(
-            model=name if of_tokens else "lenet5", strategy="subbatch", workers=1, steps=3,
-            device="any", batch_size=6,
-        )  # fmt: skip
+            model=name, strategy="subbatch", workers=1, steps=3, device="any", batch_size=6
+        )
         with start(session(settings, group, device=PACED)) as runner:
             runner.measure()
             outcome = runner.train(SubBatch(workers=1))

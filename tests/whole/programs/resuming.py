@@ -79,24 +79,17 @@ def own_data() -> Recipe:
     return replace(small_recipes.classes(), model=model, **known)
 
 
-def of_shared_data(model: Any, **more: Any) -> Recipe:
-    """Return a recipe with samples in shared memory."""
-    inputs = torch.randn(NUM_SAMPLES, 6, generator=torch.Generator().manual_seed(0))
-    samples = TensorSamples(inputs, (inputs.sum(1) > 0).long())
-    return Recipe(model=model, train=samples, test=samples, loss=class_loss, **more)
-
-
 def shared_data() -> Recipe:
+    """Return a recipe with samples in shared memory, and no learning from the second epoch."""
+
     def model() -> nn.Module:
-        layers = nn.Linear(6, 16), Centred(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 2)
+        layers = nn.Linear(6, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 2)
         return nn.Sequential(*layers)
 
-    return of_shared_data(model, score=accuracy, num_classes=2)
-
-
-def stopping() -> Recipe:
-    """Return a recipe with a learning rate of zero from the second epoch."""
-    return of_shared_data(lambda: nn.Linear(6, 2), schedule=stops)
+    inputs = torch.randn(NUM_SAMPLES, 6, generator=torch.Generator().manual_seed(0))
+    samples = TensorSamples(inputs, (inputs.sum(1) > 0).long())
+    known = {"score": accuracy, "num_classes": 2, "schedule": stops}
+    return Recipe(model=model, train=samples, test=samples, loss=class_loss, **known)
 
 
 def stops(optimizer: Optimizer, num_steps: int) -> LambdaLR:
