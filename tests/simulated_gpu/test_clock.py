@@ -6,7 +6,6 @@ only after the gate opens, on machines of any speed.
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -22,13 +21,6 @@ from simulated_gpu.lent import simulated_gpus
 
 HELD_S = 0.05
 NEVER_S = 30.0  # after this time a gate opens, and tests that wait for it fail
-
-
-@pytest.fixture
-def both() -> Iterator[list[SimulatedDevice]]:
-    """Yield two simulated devices; raise errors of their work after the test."""
-    with simulated_gpus(2) as found:
-        yield found
 
 
 class Gate:
@@ -99,16 +91,17 @@ def test_copies_have_their_own_lanes_and_sums_are_in_the_compute_lane(device, ki
 
 
 @pytest.mark.parametrize("current", [0, 1, None])
-def test_a_clock_sees_the_work_of_its_own_device_whichever_is_current(both, current):
-    busy, idle = both
-    busy_clock, clock = (clock_for(device.torch_device) for device in both[:2])
-    gate = Gate(busy)
-    with nullcontext() if current is None else both[current].use(both[current].new_stream()):
-        clock.seconds([clock.mark()])
-    assert not gate.is_passed
-    # The busy device's clock waits for the gate.
-    with idle.use() if current == 1 else nullcontext():
-        mark = busy_clock.mark()
-    _, opened_s = gate.hold()
-    (reached_s,) = busy_clock.seconds([mark])
-    assert reached_s >= opened_s
+def test_a_clock_sees_the_work_of_its_own_device_whichever_is_current(current):
+    with simulated_gpus(2) as both:
+        busy, idle = both
+        busy_clock, clock = (clock_for(device.torch_device) for device in both)
+        gate = Gate(busy)
+        with nullcontext() if current is None else both[current].use(both[current].new_stream()):
+            clock.seconds([clock.mark()])
+        assert not gate.is_passed
+        # The busy device's clock waits for the gate.
+        with idle.use() if current == 1 else nullcontext():
+            mark = busy_clock.mark()
+        _, opened_s = gate.hold()
+        (reached_s,) = busy_clock.seconds([mark])
+        assert reached_s >= opened_s
