@@ -24,7 +24,6 @@ from paceline.record.trace import read_trace
 from paceline.records.machine_file import read_machine
 from paceline.strategies.wheel.server import LentHead
 from paceline.training.models import describe, find
-from refusals import refused_field
 
 BESIDE_ONE_PROCESS = Path(__file__).parents[1] / "beside_one_process.py"
 NUM_GPUS = torch.cuda.device_count()
@@ -116,19 +115,6 @@ def test_a_gpu_takes_the_same_steps_as_a_cpu(paceline, monkeypatch):
         # On a GPU, convolutions may round their factors to ten bits (TF32).
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=0.05)
         assert one["score"] == pytest.approx(other["score"], abs=0.05)
-
-
-def test_more_workers_than_gpus_are_refused_and_train_on_cores_where_gpus_are_hidden(
-    paceline, monkeypatch
-):
-    how = ("train", "lenet5", "--json", "--workers", str(NUM_GPUS + 1), "--epochs", "2")
-    too_many = paceline(*how)
-    assert too_many.code == 2
-    assert refused_field(too_many.err) == "workers"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    result = trained(paceline, "--workers", str(NUM_GPUS + 1), "--epochs", "2")
-    assert result["machine"]["device"] == "cpu"
-    assert result["faults"] == []
 
 
 def test_the_gpu_has_the_parameters_of_an_answer_and_nothing_afterwards() -> None:

@@ -35,13 +35,8 @@ def guard() -> ctypes.CDLL:
 
 
 class DeviceModule:
-    """The counterpart of the module `torch.cuda` for simulated devices.
+    """The counterpart of the module `torch.cuda` for simulated devices."""
 
-    The host generates random numbers, so the states are the host's, too.
-    """
-
-    get_rng_state = staticmethod(lambda device=None: torch.get_rng_state())
-    set_rng_state = staticmethod(lambda state, device=None: torch.set_rng_state(state))
     device = staticmethod(lambda device: nullcontext())
     is_available = is_initialized = staticmethod(lambda: True)
     _is_in_bad_fork = staticmethod(lambda: False)

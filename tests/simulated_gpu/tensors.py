@@ -84,10 +84,6 @@ class SimulatedTensor(Tensor):
         """Return the storage; its address shows whether tensors share memory."""
         return self.raw.untyped_storage()
 
-    def __format__(self, spec: str) -> str:
-        """Format a scalar as a number, and other tensors as `repr`."""
-        return format(self.item() if self.dim() == 0 else repr(self), spec)
-
     def data_ptr(self) -> int:
         """Return the address; equal addresses show that tensors share memory."""
         return self.raw.data_ptr()
@@ -112,8 +108,10 @@ class SimulatedTensor(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the tensor and its gradient on the device."""
         if id(self) not in memo:
-            is_parameter = isinstance(self, nn.Parameter)
-            copied = _of_kind(self.detach().clone(), is_parameter, self.requires_grad)
+            copied: Tensor = self.detach().clone()
+            if isinstance(self, nn.Parameter):
+                copied = nn.Parameter(copied)
+            copied.requires_grad_(self.requires_grad)
             if self.grad is not None:
                 copied.grad = deepcopy(self.grad, memo)
             memo[id(self)] = copied
@@ -127,26 +125,12 @@ class SimulatedTensor(Tensor):
     # the methods, too.
     __tensor_flatten__ = __tensor_unflatten__ = _refuse_tracing
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle the values, and rebuild the tensor from them."""
-        values, is_parameter = self.detach().cpu(), isinstance(self, nn.Parameter)
-        return _rebuilt, (values, self.device.index, is_parameter, self.requires_grad)
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # a class method, as torch wants it
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Execute an operation with an argument on a simulated device."""
         return _dispatch(func, args, kwargs or {})
-
-
-def _rebuilt(values: Tensor, index: int, is_parameter: bool, requires_grad: bool) -> Tensor:
-    made = values.to(devices(index + 1)[index].torch_device)
-    return _of_kind(made, is_parameter, requires_grad)
-
-
-def _of_kind(made: Tensor, is_parameter: bool, requires_grad: bool) -> Tensor:
-    return (nn.Parameter(made) if is_parameter else made).requires_grad_(requires_grad)
 
 
 def devices(count: int) -> list[SimulatedDevice]:

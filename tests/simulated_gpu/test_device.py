@@ -1,6 +1,5 @@
 """The simulated device is asynchronous like CUDA, and raises errors for undefined behaviour."""
 
-import copy
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from simulated_gpu.device import RaceError, SimulatedDevice
 from simulated_gpu.lent import simulated_gpus
@@ -154,31 +152,6 @@ def test_hooks_run_in_a_thread_of_the_device(device):
     (weight * 2).sum().backward()
     assert threads
     assert threads[0] != threading.get_ident()
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_in_a_checkpoint_repeats_dropout(device, use_reentrant):
-    """A checkpoint saves and restores the random state that dropout uses."""
-    weight = nn.Parameter(torch.ones(64, device=device.torch_device))
-    kept = []
-
-    def part(values: Tensor) -> Tensor:
-        kept.append(nn.functional.dropout(values * weight, 0.5))
-        return kept[-1]
-
-    inputs = torch.ones(64, device=device.torch_device, requires_grad=True)
-    checkpoint(part, inputs, use_reentrant=use_reentrant).sum().backward()
-    assert kept[0].tolist() == weight.grad.tolist()
-    assert set(weight.grad.tolist()) == {0.0, 2.0}
-
-
-def test_a_deep_copy_shares_no_memory(device):
-    model = nn.Linear(4, 4, device=device.torch_device)
-    with torch.no_grad():
-        for parameter in copy.deepcopy(model).parameters():
-            assert isinstance(parameter, nn.Parameter)
-            parameter.zero_()
-    assert any(parameter.abs().sum().item() for parameter in model.parameters())
 
 
 def test_foreach_copies_lists_of_several_dtypes_or_layouts_tensor_by_tensor(device):

@@ -1,18 +1,14 @@
-"""Data sets by their spec, their splits, and samplers and loaders."""
+"""Data sets by their spec, their splits, and loaders."""
 
 import sys
-from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch.nn.functional import interpolate
-from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.training.data import BalancedSampler, Collate, ShardedBatches, load, loader
+from paceline.training.data import ShardedBatches, load, loader
 from paceline.training.data.dataset import TensorSamples
 from paceline.training.data.sampler import stratified_split
 from refusals import refused
@@ -167,137 +163,3 @@ def test_a_missing_optional_package_is_named(spec, module, package, tmp_path, mo
     with refused("data") as caught:
         load(spec.format(tmp_path))
     assert package in caught.value.problem
-
-
-def samplers(num_samples: int, batch_size: int, world_size: int, **options) -> list:
-    return [
-        BalancedSampler(num_samples, batch_size, rank, world_size, **options)
-        for rank in range(world_size)
-    ]
-
-
-@st.composite
-def epochs(draw: st.DrawFn) -> tuple[list[BalancedSampler], dict[int, tuple[int, ...]]]:
-    """Draw the samplers of all ranks, and new shares for some of the steps."""
-    num_samples, batch_size = draw(st.integers(1, 200)), draw(st.integers(1, 50))
-    world_size = draw(st.integers(1, 5))
-    ranks = samplers(num_samples, batch_size, world_size, seed=draw(st.integers(0, 2**70)))
-    cuts = st.lists(st.integers(0, batch_size), min_size=world_size - 1, max_size=world_size - 1)
-    changes = {}
-    for step in draw(st.sets(st.integers(0, len(ranks[0])))):
-        ends = [0, *sorted(draw(cuts)), batch_size]
-        changes[step] = tuple(b - a for a, b in pairwise(ends))
-    return ranks, changes
-
-
-@given(epochs())
-def test_every_sample_is_used_once_if_shares_change(case) -> None:
-    ranks, changes = case
-    iterators = [iter(rank) for rank in ranks]
-    steps = []
-    for step in range(len(ranks[0])):
-        if step in changes:
-            for rank in ranks:
-                rank.update(changes[step])
-        steps.append([next(batches) for batches in iterators])
-        if step in changes and sum(map(len, steps[-1])) == ranks[0].batch_size:
-            assert tuple(map(len, steps[-1])) == changes[step]
-    assert all(next(batches, None) is None for batches in iterators)
-    used = list(chain.from_iterable(chain.from_iterable(steps)))
-    assert sorted(used) == list(range(ranks[0].num_samples))
-    assert [sum(map(len, step)) for step in steps] == list(ranks[0].global_sizes)
-
-
-@given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 5), st.integers(0, 9))
-def test_the_samples_of_a_step_are_those_of_one_rank(num_samples, batch_size, world_size, epoch):
-    (alone,) = samplers(num_samples, batch_size, 1)
-    ranks = samplers(num_samples, batch_size, world_size)
-    for rank in (alone, *ranks):
-        rank.set_epoch(epoch)
-    steps = zip(*ranks, strict=True)
-    assert [list(chain.from_iterable(step)) for step in steps] == list(alone)
-    assert all(size == batch_size for size in alone.global_sizes[:-1])
-
-
-def test_loaders_that_draw_ahead_change_shares_at_the_same_step() -> None:
-    data = TensorDataset(torch.arange(40))
-    ranks = samplers(40, 4, 2)
-    loaders = [
-        DataLoader(data, batch_sampler=ranks[0], num_workers=1, prefetch_factor=3),
-        DataLoader(data, batch_sampler=ranks[1]),
-    ]
-    iterators = [iter(loader) for loader in loaders]
-    steps = []
-    for step in range(10):
-        if step == 2:
-            assert ranks[0].drawn > ranks[1].drawn
-            first = max(rank.drawn for rank in ranks)
-            for rank in ranks:
-                rank.update((3, 1), first)
-        steps.append([batch.tolist() for (batch,) in map(next, iterators)])
-    sizes = [tuple(map(len, step)) for step in steps]
-    assert sizes == [(2, 2)] * first[1] + [(3, 1)] * (10 - first[1])
-    assert sorted(chain.from_iterable(chain.from_iterable(steps))) == list(range(40))
-
-
-def test_new_shares_hold_from_the_next_batch_or_from_a_position() -> None:
-    (sampler, _) = samplers(10, 4, 2)
-    changes = [], [((4, 0),)], [((0, 4),), ((1, 3),)]  # the last update counts
-    sizes = [2, 2, 1], [4, 4, 2], [1, 1, 0]  # with (1, 3), both last samples go to rank 1
-    for updates, expected in zip(changes, sizes, strict=True):
-        for update in updates:
-            sampler.update(*update)
-        assert [len(batch) for batch in sampler] == expected
-    (sampler, _) = samplers(20, 4, 2)
-    assert next(iter(sampler))
-    sampler.update((3, 1), (1, 3))
-    sampler.update((4, 0), (2, 1))
-    assert [len(batch) for batch in sampler] == [3, 4, 4, 4, 4]
-
-
-def test_both_samplers_shuffle_alike() -> None:
-    balanced, equal = BalancedSampler(12, 4, 0, 2, seed=3), ShardedBatches(12, 4, 0, 2, seed=3)
-    for sampler in (balanced, equal):
-        sampler.set_epoch(5)
-    assert list(balanced) == list(equal)
-
-
-def test_a_batch_of_no_samples_has_the_shapes_of_others() -> None:
-    data = TensorDataset(torch.zeros(6, 1, 8, 8), torch.arange(6))
-    (_, sampler) = samplers(6, 4, 2)
-    sampler.update((4, 0))
-    batches = list(DataLoader(data, batch_sampler=sampler, collate_fn=Collate(data)))
-    assert [[tuple(part.shape) for part in batch] for batch in batches] == [
-        [(0, 1, 8, 8), (0,)]
-    ] * 2
-    assert batches[0][1].dtype == torch.int64
-    sampler.update((2, 2))
-    inputs, targets = next(iter(DataLoader(data, batch_sampler=sampler, collate_fn=Collate(data))))
-    assert (len(inputs), len(targets)) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "field"),
-    [
-        ((0, 4, 0, 2), {}, "num_samples"),
-        *(((9, 4, 0, 2), {"most": most}, "most") for most in ([4], [4, -1], [2, 1])),
-    ],
-)
-def test_arguments_are_refused(arguments, options, field) -> None:
-    with refused(field):
-        BalancedSampler(*arguments, **options)
-
-
-@pytest.mark.parametrize("shares", [(4,), (5, -1), (2, 1), (2, 2, 0), (3, 1)])
-def test_shares_beyond_the_batch_or_the_bounds_are_refused(shares) -> None:
-    sampler = BalancedSampler(9, 4, 0, 2, most=[1, None])
-    assert sampler.shares == (1, 3)
-    with refused("shares"):
-        sampler.update(shares)
-
-
-def test_a_change_of_drawn_batches_is_refused() -> None:
-    sampler = BalancedSampler(9, 4, 0, 2)
-    next(iter(sampler))
-    with refused("first"):
-        sampler.update((3, 1), (1, 0))

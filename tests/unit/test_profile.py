@@ -295,12 +295,6 @@ def test_idle_cores_are_used_first(taken, workers, num_cores, threads, lost):
     assert lost_beside(taken, workers, num_cores, threads) == pytest.approx(lost)
 
 
-@given(st.floats(0, 64), st.integers(1, 8), st.integers(1, 64), st.integers(1, 64), st.floats(0, 8))
-def test_more_cores_for_an_exchange_never_lose_less(taken, workers, num_cores, threads, more):
-    less, most = (lost_beside(n, workers, num_cores, threads) for n in (taken, taken + more))
-    assert 0 <= less <= most < 1
-
-
 def test_processor_time_is_measured_within_calls_only(monkeypatch):
     clock = SimpleNamespace(busy_s=1.0, elapsed_s=5.0)
     monkeypatch.setattr(timing, "time", clock)

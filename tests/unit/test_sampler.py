@@ -1,14 +1,17 @@
-"""The sampler partitions every epoch exactly among steps and ranks."""
+"""The samplers partition every epoch exactly among steps and ranks."""
 
 import re
-from itertools import chain
+from functools import partial
+from itertools import chain, pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.core.errors import InvalidInput
-from paceline.training.data import ShardedBatches
+from paceline.training.data import BalancedSampler, Collate, ShardedBatches
 from refusals import refused
 
 
@@ -84,19 +87,23 @@ def test_set_epoch_during_an_epoch_applies_to_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field", "got"),
+    ("make", "field", "got"),
     [
-        *[((10, 4, rank, 2, 0), "rank", rank) for rank in (2, -1)],
-        ((10, 0, 0, 1, 0), "batch_size", 0),
-        ((10, 4, 0, 0, 0), "workers", 0),
-        ((10, 4, 0, 2, -1), "seed", -1),
+        *((partial(ShardedBatches, 10, 4, rank, 2, 0), "rank", rank) for rank in (2, -1)),
+        (partial(ShardedBatches, 10, 0, 0, 1, 0), "batch_size", 0),
+        (partial(ShardedBatches, 10, 4, 0, 0, 0), "workers", 0),
+        (partial(ShardedBatches, 10, 4, 0, 2, -1), "seed", -1),
+        (lambda: ShardedBatches(10, 4, 0, 2, 0).set_epoch(-1), "epoch", -1),
+        (partial(BalancedSampler, 0, 4, 0, 2), "num_samples", 0),
+        *(
+            (partial(BalancedSampler, 9, 4, 0, 2, most=most), "most", most)
+            for most in ([4], [4, -1], [2, 1])
+        ),
     ],
 )
-def test_bad_arguments(arguments: tuple[int, int, int, int, int], field: str, got: int) -> None:
+def test_arguments_are_refused(make, field: str, got: object) -> None:
     with refused(field, got=got):
-        ShardedBatches(*arguments)
-    with refused("epoch", got=-1):
-        ShardedBatches(10, 4, 0, 2, 0).set_epoch(-1)
+        make()
 
 
 def test_the_advice_for_too_small_a_batch_is_valid_and_minimal() -> None:
@@ -117,3 +124,88 @@ def test_the_advice_for_too_small_a_batch_is_valid_and_minimal() -> None:
         assert not can_be_shared(num_samples, enough - 1, world_size)
         assert can_be_shared(num_samples, batch_size, most_workers)
         assert not can_be_shared(num_samples, batch_size, most_workers + 1)
+
+
+def samplers(num_samples: int, batch_size: int, world_size: int, **options) -> list:
+    return [
+        BalancedSampler(num_samples, batch_size, rank, world_size, **options)
+        for rank in range(world_size)
+    ]
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[list[BalancedSampler], dict[int, tuple[int, ...]]]:
+    """Draw the samplers of all ranks, and new shares for some of the steps."""
+    num_samples, batch_size = draw(st.integers(1, 200)), draw(st.integers(1, 50))
+    world_size = draw(st.integers(1, 5))
+    ranks = samplers(num_samples, batch_size, world_size, seed=draw(st.integers(0, 2**70)))
+    cuts = st.lists(st.integers(0, batch_size), min_size=world_size - 1, max_size=world_size - 1)
+    changes = {}
+    for step in draw(st.sets(st.integers(0, len(ranks[0])))):
+        ends = [0, *sorted(draw(cuts)), batch_size]
+        changes[step] = tuple(b - a for a, b in pairwise(ends))
+    return ranks, changes
+
+
+@given(epochs(), st.integers(0, 9))
+def test_steps_cut_the_shuffled_samples_into_the_latest_shares(case, epoch: int) -> None:
+    ranks, changes = case
+    first = ranks[0]
+    shuffled = ShardedBatches(first.num_samples, first.batch_size, 0, 1, first.seed)
+    for sampler in (shuffled, *ranks):
+        sampler.set_epoch(epoch)
+    iterators = [iter(rank) for rank in ranks]
+    steps = []
+    for step in range(len(first)):
+        if step in changes:
+            for rank in ranks:
+                rank.update(changes[step])
+        steps.append([next(batches) for batches in iterators])
+        if step in changes and sum(map(len, steps[-1])) == first.batch_size:
+            assert tuple(map(len, steps[-1])) == changes[step]
+    assert all(next(batches, None) is None for batches in iterators)
+    used = list(chain.from_iterable(chain.from_iterable(steps)))
+    assert used == list(chain.from_iterable(shuffled))
+    assert [sum(map(len, step)) for step in steps] == list(first.global_sizes)
+    assert all(size == first.batch_size for size in first.global_sizes[:-1])
+
+
+def test_new_shares_hold_from_the_next_batch_or_from_a_position() -> None:
+    (sampler, _) = samplers(10, 4, 2)
+    changes = [], [((4, 0),)], [((0, 4),), ((1, 3),)]  # the last update counts
+    sizes = [2, 2, 1], [4, 4, 2], [1, 1, 0]  # with (1, 3), both last samples go to rank 1
+    for updates, expected in zip(changes, sizes, strict=True):
+        for update in updates:
+            sampler.update(*update)
+        assert [len(batch) for batch in sampler] == expected
+    (sampler, _) = samplers(20, 4, 2)
+    batches = iter(sampler)
+    assert next(batches)
+    with refused("first"):  # this batch is drawn already
+        sampler.update((3, 1), (1, 0))
+    sampler.update((3, 1), (1, 3))
+    sampler.update((4, 0), (2, 1))
+    assert [len(batch) for batch in batches] == [2, 2, 3, 3]
+    assert [len(batch) for batch in sampler] == [3, 4, 4, 4, 4]
+
+
+def test_a_batch_of_no_samples_has_the_shapes_of_others() -> None:
+    data = TensorDataset(torch.zeros(6, 1, 8, 8), torch.arange(6))
+    (_, sampler) = samplers(6, 4, 2)
+    sampler.update((4, 0))
+    batches = list(DataLoader(data, batch_sampler=sampler, collate_fn=Collate(data)))
+    assert [[tuple(part.shape) for part in batch] for batch in batches] == [
+        [(0, 1, 8, 8), (0,)]
+    ] * 2
+    assert batches[0][1].dtype == torch.int64
+    sampler.update((2, 2))
+    inputs, targets = next(iter(DataLoader(data, batch_sampler=sampler, collate_fn=Collate(data))))
+    assert (len(inputs), len(targets)) == (2, 2)
+
+
+@pytest.mark.parametrize("shares", [(4,), (5, -1), (2, 1), (2, 2, 0), (3, 1)])
+def test_shares_beyond_the_batch_or_the_bounds_are_refused(shares) -> None:
+    sampler = BalancedSampler(9, 4, 0, 2, most=[1, None])
+    assert sampler.shares == (1, 3)
+    with refused("shares"):
+        sampler.update(shares)
