@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import codec_training
@@ -24,8 +23,6 @@ from codec_training import (
     trained,
 )
 from faults import failpoints
-from paceline import DataParallel
-from paceline.codecs.feedback import OneBit
 from paceline.exchange.all_reduce import HookState
 from paceline.links.failpoints import reach
 from pair import RankFailed, Ranks
@@ -111,21 +108,6 @@ def test_unsupported_codecs_are_refused_on_all_ranks(pair: Ranks):
     for codecs in (["half", "dynamic8"], ["auto", "dynamic8"]):
         for rank, problem in enumerate(pair(codec_on_rank, codecs)):
             assert f"rank {1 - rank} " in problem
-
-
-@pytest.mark.parametrize(
-    ("field", "options"),
-    [
-        ("codec", {"codec": "fp8"}),
-        ("codec", {"codec": 8}),
-        ("codec", {"codec": OneBit}),
-        ("codec", {"codec": "half", "exchange": "tree"}),
-        ("on_nonfinite", {"codec": "half", "on_nonfinite": "ignore"}),
-    ],
-)
-def test_invalid_codec_settings_are_refused(field: str, options: dict[str, Any]):
-    with refused(field):
-        DataParallel(nn.Linear(3, 2), **options)
 
 
 def buckets_made_anew() -> None:

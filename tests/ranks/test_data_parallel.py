@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import DataParallel
+from paceline.codecs.feedback import OneBit
 from pair import Ranks
 from refusals import refused
 from replicas import (
@@ -231,11 +232,18 @@ def test_programs_that_would_give_wrong_gradients_are_refused(pair: Ranks, excha
 
 
 @pytest.mark.parametrize(
-    "setting", [{"exchange": "magic"}, *({"chunk": c} for c in (0, 1.5, "all"))]
+    "setting",
+    [
+        {"exchange": "magic"},
+        *({"chunk": chunk} for chunk in (0, 1.5, "all")),
+        {"balance": "magic"},
+        *({"codec": codec} for codec in ("fp8", 8, OneBit)),
+        {"codec": "half", "exchange": "tree"},
+        {"on_nonfinite": "ignore", "codec": "half"},
+    ],
 )
-def test_unknown_settings_are_refused(setting: dict[str, Any]):
-    ((field, _),) = setting.items()
-    with refused(field):
+def test_invalid_settings_are_refused(setting: dict[str, Any]):
+    with refused(next(iter(setting))):
         DataParallel(nn.Linear(3, 2), **setting)
 
 
