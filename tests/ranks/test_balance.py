@@ -21,7 +21,6 @@ from refusals import refused
 
 slow = pytest.mark.slow
 NUM_STEPS = 12
-each_exchange = pytest.mark.parametrize("exchange", ["allreduce", pytest.param("host", marks=slow)])
 
 
 def network() -> nn.Module:
@@ -160,7 +159,7 @@ def evaluation_on_rank_1_alone() -> None:
 
 
 @pytest.mark.parametrize("place", ["pair", pytest.param("triple", marks=slow)])
-@each_exchange
+@pytest.mark.parametrize("exchange", ["allreduce", pytest.param("host", marks=slow)])
 def test_gradients_match_one_process(ranks: Ranks, exchange: str):
     for is_float64 in (True, False):
         same(ranks(gradients, exchange, is_float64))
@@ -213,8 +212,8 @@ def test_a_rank_that_does_not_help_gets_no_samples(triple: Ranks):
     assert (last["shares"][-1], set(last["used"][-1])) == (0, {0})
 
 
-def wrong_samplers(exchange: str) -> None:
-    place = Place.here(exchange=exchange)
+def wrong_samplers() -> None:
+    place = Place.here()
     for sampler in (
         BalancedSampler(100, 10, place.rank, place.size, seed=place.rank),
         BalancedSampler(100, 10, 0, place.size + 1),
@@ -227,14 +226,13 @@ def wrong_samplers(exchange: str) -> None:
         parallel(torch.tensor(1.0))  # without rows
 
 
-@each_exchange
-def test_samplers_that_differ_and_inputs_without_rows_are_refused(pair: Ranks, exchange: str):
-    pair(wrong_samplers, exchange)
+def test_samplers_that_differ_and_inputs_without_rows_are_refused(pair: Ranks):
+    pair(wrong_samplers)
 
 
-def rank_1_stays_away(exchange: str) -> None:
+def rank_1_stays_away() -> None:
     """Skip the third step on rank 1; the other ranks wait for its sample count."""
-    place = Place.here(exchange=exchange, deadline_s=2.0)
+    place = Place.here(deadline_s=2.0)
     module, _ = place.build(network)
     parallel = place.parallel(module, balance="auto")
     for step in range(2):  # DDP builds its buckets in these steps
@@ -246,9 +244,8 @@ def rank_1_stays_away(exchange: str) -> None:
 
 
 @slow
-@each_exchange
-def test_waiting_for_a_sample_count_ends_at_the_deadline(pair: Ranks, exchange: str):
-    waiting, _ = pair(rank_1_stays_away, exchange, errors=True)
+def test_waiting_for_a_sample_count_ends_at_the_deadline(pair: Ranks):
+    waiting, _ = pair(rank_1_stays_away, errors=True)
     assert waiting.kind == "WorkerLost"
 
 
