@@ -5,9 +5,7 @@ from torch import Tensor
 
 from paceline.codecs import quantization
 from paceline.codecs.codec import Codec, Payload
-from paceline.native import instruction_sets
 
-INSTRUCTIONS = instruction_sets()
 SCALES = (1.0, 1e-3, 0.7, 3.1e9, 1e-37, 3e38)
 
 

@@ -92,7 +92,6 @@ def check_poisoned(outcomes: list[dict[str, Any]], raising: list[int], num_skipp
     assert outcome["raised"] == [[POISONED, number] for number in raising]
     assert outcome["num_skipped"] == num_skipped
     assert outcome["bits"] == outcome["without"]
-    assert outcome["scale"] in (None, 512.0)  # a GradScaler has halved its scale once
 
 
 def state(module: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
@@ -188,9 +187,7 @@ def _poison(place: Place, module: nn.Module, parameter: str, value: float) -> di
     return now
 
 
-def _poisoned(
-    parameter: str, value: float, place: Place, scaled: bool = False, **options: Any
-) -> dict[str, Any]:
+def _poisoned(parameter: str, value: float, place: Place, **options: Any) -> dict[str, Any]:
     """Train with a poisoned step and two optimizers, the first of which has `parameter`.
 
     Report which optimizers raised, which steps had effect, and digests of the model and of one that
@@ -200,20 +197,16 @@ def _poisoned(
     parallel = place.parallel(module, codec="dynamic8", **options)
     now, own = _poison(place, module, parameter, value), list(module.parameters())
     optimizers = [momentum(iter(group)) for group in (own[:4], own[4:])]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
     raised, changed = [], []
     for now["step"] in range(NUM_STEPS):
         parallel.zero_grad()
-        loss = loss_of(parallel, place.rank, now["step"])
-        (scaler.scale(loss) if scaler else loss).backward()
+        loss_of(parallel, place.rank, now["step"]).backward()
         before = state(parallel, *optimizers)
         for number, optimizer in enumerate(optimizers):
             try:
-                scaler.step(optimizer) if scaler else optimizer.step()
+                optimizer.step()
             except NonFinite:
                 raised.append([now["step"], number])
-        if scaler:
-            scaler.update()
         changed.append(before != state(parallel, *optimizers))
     counts = parallel.statistics()
     parallel.close()
@@ -226,7 +219,6 @@ def _poisoned(
         "without": trained(place, alike, momentum(alike), steps),
         "num_nonfinite": counts.num_nonfinite,
         "num_skipped": counts.num_skipped,
-        "scale": scaler.get_scale() if scaler else None,
     }
 
 
@@ -253,6 +245,5 @@ CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "float64": partial(_refused, codec="dynamic8", make=lambda: network().double()),
     "nan_raises_by_default": partial(_poisoned, "0.weight", math.nan),
     "infinity_is_skipped": partial(_poisoned, "2.bias", math.inf, on_nonfinite="skip"),
-    "grad_scaler": partial(_poisoned, "2.weight", math.inf, scaled=True),
 }
 WAITING = ("other_codecs", "float64")  # cases in which a rank can wait for a failed one

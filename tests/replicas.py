@@ -57,10 +57,10 @@ def parallel_of(module: nn.Module, exchange: str, **options: Any) -> DataParalle
     return DataParallel(module, **{"exchange": exchange, "chunk": 1, "deadline_s": 20.0} | options)
 
 
-def batch(rank: int, step: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def batch(rank: int, step: int, *shape: int) -> Tensor:
     """Return the samples of a rank in a step, reproducible on any rank."""
     generator = torch.Generator().manual_seed(1 + 1000 * rank + step)
-    return torch.randn(*(shape or (4, 6)), generator=generator, dtype=dtype).to(device())
+    return torch.randn(shape or (4, 6), generator=generator, dtype=torch.float64).to(device())
 
 
 def square(model: nn.Module, rank: int, step: int) -> Tensor:
@@ -90,11 +90,11 @@ def train(
             optimizer.step()
 
 
-def check(parallel: nn.Module, oracle: nn.Module, tolerance: float = 1e-12) -> str:
+def check(parallel: nn.Module, oracle: nn.Module) -> str:
     """Compare a model with its oracle and with other ranks; return a digest of its bits."""
     pairs = zip(parallel.parameters(), oracle.parameters(), strict=True)
     apart = max(distance(*pair) for pair in pairs)
-    assert apart <= tolerance, apart
+    assert apart <= 1e-12, apart
     own = bits(parallel)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)

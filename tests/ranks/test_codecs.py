@@ -1,11 +1,13 @@
 """The all-reduce of encoded values, compared with one process that has all ranks' values."""
 
 import copy
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from paceline.codecs.names import find_codec
 from paceline.exchange import compressed
 from paceline.exchange.compressed import CodecAllReduce, Work
 from pair import Ranks
+from replicas import parallel_of
 
 PIECE, HEADER = 1 << 13, 40
 SENT = (70_001, PIECE + 17)  # lengths for which the bytes sent are checked
@@ -161,20 +164,23 @@ def test_error_feedback_is_in_the_state(pair: Ranks, name: str):
 
 
 def remembered() -> list[list[str]]:
-    """Return the keys with error feedback after steps that use some of them."""
+    """Return the keys with error feedback after each step; "c!" has a NaN on rank 1."""
     found = []
     with all_reduce() as reduce:
-        for used in (("a", "b"), ("a",), ("a", "c"), ("c",), ()):
+        for used in (("a", "b"), ("a",), ("a", "c!"), ("a",), ()):
             reduce.begin_step()
             for key in used:
                 values = values_of(dist.get_rank(), 0, 100)
-                reduce.begin(key, values, lambda: made("onebit"), 2.0).future.wait()
+                if key == "c!" and dist.get_rank() == 1:
+                    values[7] = torch.nan
+                means = reduce.begin(key, values, lambda: made("onebit"), 2.0).future.wait()
+                assert means.isnan().all() if key == "c!" else means.isfinite().all()
             found.append(sorted({key.partition("/")[0] for key in reduce.codecs.state_dict()}))
     return found
 
 
-def test_error_feedback_of_a_key_is_dropped_after_steps_without_it(pair: Ranks):
-    assert same(pair(remembered)) == [["a", "b"], ["a", "b"], ["a", "c"], ["a", "c"], ["c"]]
+def test_error_feedback_is_dropped_after_a_step_without_its_key_or_with_nan(pair: Ranks):
+    assert same(pair(remembered)) == [["a", "b"], ["a", "b"], ["a", "c!"], ["a"], ["a"]]
 
 
 class Faulty(Cast):
@@ -258,3 +264,23 @@ def test_without_a_codec_auto_averages_as_ddp_does(pair: Ranks):
     nbytes = 3 * 4 * (300 * 40 + 40)
     assert pair(hooked, None) == [(True, 0, nbytes)] * 2
     assert pair(hooked, 1) == [(True, 40, nbytes)] * 2
+
+
+def closed(codec: str | None, exchange: str) -> list[int]:
+    """Train and close an exchange several times; return the numbers of open descriptors."""
+    found = []
+    for _ in range(3):
+        parallel = parallel_of(nn.Linear(6, 6), exchange, codec=codec)
+        parallel(torch.ones(4, 6)).sum().backward()
+        parallel.close()
+        del parallel
+        gc.collect()
+        found.append(len([*Path("/proc/self/fd").iterdir()]))
+    return found
+
+
+@pytest.mark.parametrize("codec", [None, "dynamic8"])
+@pytest.mark.parametrize("exchange", ["allreduce", "host"])
+def test_a_closed_exchange_keeps_no_connections(pair: Ranks, codec: str | None, exchange: str):
+    for first, *later in pair(closed, codec, exchange):
+        assert later == [first] * 2

@@ -1,8 +1,10 @@
 """Features of paceline.DataParallel that DDP lacks; test_programs.py compares the others."""
 
 import copy
-import subprocess
+import gc
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline import DataParallel
+from paceline.codecs.feedback import OneBit
+from paceline.core.plan import Kind
+from paceline.exchange.trials import Trials
+from paceline.exchange.trying import Trying
+from paceline.links.rendezvous import joined
+from paceline.record.recorder import Recorder
+from paceline.strategies import find_strategy
 from pair import Ranks
 from refusals import refused
 from replicas import (
@@ -26,31 +35,16 @@ from replicas import (
     square,
     train,
 )
+from ticking import Ticking
 
 
 def learned(exchange: str, chunk: int | str, num_steps: int) -> tuple[str, list[Any], str]:
-    """Train with Adam, compare with one process; return bits, [tried chunks, exchange], reason."""
-
-    def make() -> nn.Module:
-        layers = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
-        return nn.Sequential(*layers, nn.Tanh(), nn.Linear(8, 1))
-
-    def loss(model: nn.Module, samples: Tensor) -> Tensor:
-        return (model(samples) - samples.sin().sum(1, keepdim=True)).square().mean()
-
-    module, oracle = build(make)
+    """Train, compare with one process; return bits, [tried chunks, exchange], reason."""
+    module, oracle = build(Net)
     parallel = parallel_of(module, exchange, chunk=chunk)
-    optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (parallel, oracle)]
-    for step in range(num_steps):
-        samples = [batch(rank, step, dtype=torch.float32) for rank in range(dist.get_world_size())]
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss(parallel, samples[dist.get_rank()]).backward()
-        loss(oracle, torch.cat(samples)).backward()
-        for optimizer in optimizers:
-            optimizer.step()
+    train(parallel, oracle, range(num_steps))
     chosen = [[trial.chunk for trial in parallel.trials], parallel.statistics().exchange]
-    return check(parallel, oracle, 1e-5), chosen, parallel.why
+    return check(parallel, oracle), chosen, parallel.why
 
 
 @pytest.mark.parametrize(
@@ -74,6 +68,70 @@ def test_all_ranks_choose_the_same_exchange(pair: Ranks):
     (bits, (_, exchange), why), second = pair(learned, "auto", "auto", 50)
     assert (bits, exchange, why) == (second[0], second[1][1], second[2])
     assert why.startswith(f"{exchange}: ")
+
+
+def chosen_again(num_before: int, num_after: int) -> list[str]:
+    """Slow down DDP's reducer after it was chosen; return the exchanges before and after."""
+    module, oracle = build(Net)
+    parallel = parallel_of(module, "auto", chunk=1)
+    seconds, found = {"allreduce": 0.01, "tree": 0.02, "host": 0.02}, []
+    assert parallel._trials is not None
+    clock = parallel._trials._clock = Ticking()
+
+    def before(step: int) -> None:
+        clock.now += seconds[parallel._method.name]
+
+    for first, last in ((0, num_before), (num_before, num_before + num_after)):
+        train(parallel, oracle, range(first, last), before)
+        found.append(parallel.statistics().exchange)
+        seconds["allreduce"] = 0.1
+    check(parallel, oracle)
+    return found
+
+
+def test_another_exchange_replaces_torchs_reducer_when_steps_become_slower(pair: Ranks):
+    for before, after in pair(chosen_again, 150, 200):
+        assert before == "allreduce"
+        assert after in ("host", "tree")
+
+
+def tried(slow: list[str]) -> tuple[str, str, bool, set[Kind]]:
+    """Try exchanges, of which `host` is the fastest, with a recorder.
+
+    Returns the exchange of the first step, its name in the trials, whether it was freed, and what
+    is recorded at the end.
+    """
+    module, oracle = build(Net)
+    methods = {name: find_strategy(name).runner() for name in EXCHANGES}
+    methods = {name: one.method(find_strategy(name).config()) for name, one in methods.items()}
+    trials, group = Trials(methods, clock := Ticking(), slow), joined(torch.device("cpu"), 20.0)
+    trying, recorder = Trying(module, methods, trials, group=group), Recorder(clock, "cpu", 0)
+    trying.record(recorder)
+    first, name = weakref.ref(trying._gradients), trials.name
+    train(trying, oracle, range(1))
+    used = trying.statistics().exchange
+
+    def before(step: int) -> None:
+        clock.now += 0.01 if trials.name == "host" else 0.02
+
+    train(trying, oracle, range(1, 60), before)
+    recorder.start_trace()
+    train(trying, oracle, range(60, 63), before)
+    check(trying, oracle)
+    assert trying.statistics().exchange == trials.name == "host"
+    trying.close()
+    gc.collect()
+    return used, name, first() is None, {span.kind for span in recorder.spans()}
+
+
+@pytest.mark.parametrize("slow", [[], ["allreduce"]])
+def test_the_first_exchange_may_be_fast_is_freed_later_and_the_others_are_recorded_too(
+    pair: Ranks, slow: list[str]
+):
+    for used, name, is_freed, kinds in pair(tried, slow):
+        assert used == name not in (*slow, "host")
+        assert is_freed
+        assert {Kind.D2H, Kind.REDUCE} <= kinds
 
 
 def closed(exchange: str) -> None:
@@ -247,11 +305,18 @@ def test_programs_that_would_give_wrong_gradients_are_refused(pair: Ranks, excha
 
 
 @pytest.mark.parametrize(
-    "setting", [{"exchange": "magic"}, *({"chunk": c} for c in (0, 1.5, "all"))]
+    "setting",
+    [
+        {"exchange": "magic"},
+        *({"chunk": chunk} for chunk in (0, 1.5, "all")),
+        {"balance": "magic"},
+        *({"codec": codec} for codec in ("fp8", 8, OneBit)),
+        {"codec": "half", "exchange": "tree"},
+        {"on_nonfinite": "ignore", "codec": "half"},
+    ],
 )
-def test_unknown_settings_are_refused(setting: dict[str, Any]):
-    ((field, _),) = setting.items()
-    with refused(field):
+def test_invalid_settings_are_refused(setting: dict[str, Any]):
+    with refused(next(iter(setting))):
         DataParallel(nn.Linear(3, 2), **setting)
 
 
@@ -259,6 +324,8 @@ def told(exchange: str) -> dict[str, Any]:
     module, oracle = build(Net)
     parallel = parallel_of(module, exchange)
     train(parallel, oracle, range(5))
+    # A container's /dev/shm has 64 MiB; writing to a full one causes SIGBUS.
+    assert "/dev/shm" not in Path("/proc/self/maps").read_text()
     timeline = parallel.timeline()
     return {
         "statistics": vars(parallel.statistics()),
@@ -318,35 +385,3 @@ def test_a_process_alone_trains_as_without(exchange: str):
         with refused("_update_process_group"):
             parallel._update_process_group(None)
     parallel.close()
-
-
-def trains_with_a_small_dev_shm() -> None:
-    import ctypes
-
-    assert ctypes.CDLL(None).unshare(0x00020000) == 0  # CLONE_NEWNS
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", "/dev/shm"]
-    subprocess.run(mount, check=True)
-    module = nn.Linear(1, 18 * 2**20, bias=False)  # 72 MiB
-    nn.init.zeros_(module.weight)
-    parallel = parallel_of(module, "host")
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=1.0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        parallel(torch.tensor([1.0 + dist.get_rank()])).sum().backward()
-        optimizer.step()
-    assert parallel.statistics().bytes_sent == 3 * 72 * 2**20
-    assert torch.equal(module.weight, torch.full_like(module.weight, -4.5))
-
-
-def test_gradients_need_no_space_in_dev_shm():
-    """A container's /dev/shm has 64 MiB; writing to a full one causes SIGBUS."""
-    try:
-        subprocess.run(["unshare", "-m", "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("a mount namespace needs root")
-    ranks = Ranks(2)  # not the session's: these stay in the mount namespace
-    try:
-        ranks(trains_with_a_small_dev_shm)
-    finally:
-        ranks.close()

@@ -64,8 +64,8 @@ IN_THREES = (
     "accumulation.gradients_kept_over_steps",
     "accumulation.no_sync_in_all_micro_batches_but_the_last",
     "graphs.order_of_use_that_differs_between_ranks",
+    "graphs.tied_embedding_with_reentrant_checkpoints",
     "optimizers.clipping_by_norm_and_by_value",
-    "recomputed.tied_embedding_with_reentrant_checkpoints",
 )
 FAULTS = {
     "differs_in_the_second_step": "step 1: module 0: gradients: 0.bias: ",

@@ -17,9 +17,9 @@ from paceline.codecs.quantization import (
     join,
     table,
 )
-from paceline.native import Codebook, DType, FourBitTable, cast_into
+from paceline.native import Codebook, DType, FourBitTable, cast_into, instruction_sets
 
-SETS = cases.INSTRUCTIONS
+SETS = instruction_sets()
 AROUND = 77
 # By hand: powers of 2; and the centres of 4, 2 and 1 equal parts of (0.1, 1), over 1, 10 and 100.
 MAGNITUDES = {

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from codec_cases import INSTRUCTIONS as SETS
 from paceline.native import instruction_sets, sum_into
 
+SETS = instruction_sets()
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

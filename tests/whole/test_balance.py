@@ -11,20 +11,9 @@ pytestmark = pytest.mark.slow
 NET = """
 from torch import nn
 def net(num_classes=10):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2000), nn.ReLU(), {} nn.Linear(2000, 10))
+    layers = nn.Linear(64, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
 """
-
-
-def test_a_faster_worker_gets_a_larger_batch_in_a_rehearsal(outcome, tmp_path):
-    (tmp_path / "mine.py").write_text(NET.format(""))
-    options = ("--slowdown", "1,8", "--strategy", "host", "--steps", "6", "--batch-size", "600")
-    shape = ("--input-shape", "1x8x8", "--balance", "auto")
-    result = outcome("rehearse", "mine:net", *options, *shape)
-    assert result["settings"]["slowdown"] == [1.0, 8.0]
-    fast, slow = result["shares"]
-    assert fast + slow == 600
-    assert fast > slow  # by how much depends on other programs on this machine
-    assert result["faults"] == []
 
 
 def test_a_run_balances_its_batches_and_learns(outcome):
@@ -37,7 +26,7 @@ def test_a_run_balances_its_batches_and_learns(outcome):
 
 def test_a_run_continues_with_one_worker_if_a_second_costs_time(outcome, tmp_path: Path):
     """Each step computes four samples and exchanges 17 MB."""
-    (tmp_path / "mine.py").write_text(NET.format("nn.Linear(2000, 2000), nn.ReLU(),"))
+    (tmp_path / "mine.py").write_text(NET)
     options = ("--epochs", "1", "--profile-s", "0.5", "--batch-size", "4", "--balance", "auto")
     result = outcome("train", "mine:net", *options)
     (reason,) = result["decisions"]

@@ -7,7 +7,7 @@ import torch
 from declared import plain, program, programs
 from torch import Tensor, nn
 
-from steps import alone, backward, learn, makes, mlp, squares, stepped, trained
+from steps import alone, learn, makes, mlp, squares, stepped, trained
 
 COMPILED = {"counts": False, "deadline_s": 90.0}
 
@@ -68,8 +68,7 @@ def step_that_is_compiled(trial):
     def loss_of(x: Tensor) -> Tensor:
         return model(x).square().mean()
 
-    for step in stepped(model, 3):
-        yield backward(loss_of(trial.batch(step)))
+    yield from trained(model, lambda _, step: loss_of(trial.batch(step)))
 
 
 @program(**COMPILED)

@@ -113,16 +113,14 @@ def uneven_inputs_that_end_all(trial):
 @trains(normed)
 def join_that_is_not_enabled(trial, model):
     with model.join(enable=False):
-        for step in stepped(model, 3):
-            yield learn(trial, model, step)
+        yield from trained(model, squares(trial))
 
 
 @trains(normed)
 def even_inputs_in_join_and_steps_after_it(trial, model):
     for _ in range(2):
         with model.join():
-            for step in stepped(model, 2):
-                yield learn(trial, model, step)
+            yield from trained(model, squares(trial), steps=2)
     yield from trained(model, squares(trial))
 
 

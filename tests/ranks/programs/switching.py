@@ -7,8 +7,8 @@ import copy
 
 import torch
 from declared import plain, programs, trains
+from graphs import tied
 from outside_the_module import prompt_outside_of_the_wrapper
-from recomputed import tied
 from torch import Tensor, nn
 from unused import Experts
 
