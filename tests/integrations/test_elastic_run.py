@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from processes import Started, awaited
-from refusals import refused_field
 
 pytest.importorskip("torchft")
 pytestmark = pytest.mark.timeout(600)
@@ -63,50 +62,3 @@ def test_ctrl_c_ends_all_workers(start) -> None:
     done = run.finish()
     assert done.code == 130, done.err
     assert "Traceback" not in done.err
-
-
-RAISING = """
-import itertools
-import os
-from dataclasses import replace
-
-import small_recipes
-
-steps = itertools.count()
-
-
-class Raising(small_recipes.Network):
-    def forward(self, left, right):
-        if self.training and os.environ.get("RANK") == "1" and next(steps) == 30:
-            raise RuntimeError("bang")
-        return super().forward(left, right)
-
-
-def raising():
-    model = lambda: Raising(1, has_norm=True, dropout=0.2)
-    return replace(small_recipes.with_dropout(), model=model)
-"""
-
-
-def test_an_error_of_a_worker_ends_the_run_without_a_restart(start, tmp_path) -> None:
-    (tmp_path / "raising.py").write_text(RAISING)
-    words = ["raising:raising" if "small_recipes" in word else word for word in TRAIN]
-    done = start(*words, *SIZES, "--epochs", "10000").finish()
-    assert done.code == 1
-    errors = [line for line in done.err.splitlines() if "bang" in line]
-    assert ["worker 1 at raising.py" in line for line in errors] == [True]
-    assert "restarting" not in done.err
-    assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        (("--strategy-option", "worker_ids=0,3"), "worker_ids"),
-        (("--strategy-option", "sync_every=9999"), "sync_every"),
-        (("--strategy-option", "lighthouse=nowhere"), "lighthouse"),
-    ],
-)
-def test_wrong_options_are_refused(start, options, field) -> None:
-    done = start(*TRAIN, *SIZES, "--epochs", "2", *options).finish()
-    assert (done.code, refused_field(done.err)) == (2, field), done.err

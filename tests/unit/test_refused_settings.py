@@ -228,6 +228,7 @@ LINES = [
     ("strategy", "hub", "--config", "host.toml"),
     ("elastic", "train", "lenet5", "--elastic"),
     ("worker_ids", *LOCAL, "worker_ids=0"),
+    ("worker_ids", *LOCAL, "worker_ids=0,2", "--elastic"),
     ("lighthouse", *LOCAL, "lighthouse=http://h:1"),
     # Files and folders.
     ("train.toml", "plan", "--config", "train.toml"),

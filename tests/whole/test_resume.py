@@ -14,7 +14,6 @@ import pytest
 
 from faults import Pause, failpoints
 from processes import Finished, Started, children_of
-from refusals import refused_field
 
 QUICK = ("--profile-s", "0.2", "--batch-size", "24")
 HOST = ("train", "small_recipes:plain", "--strategy", "host", "--workers", "2", *QUICK)
@@ -109,18 +108,3 @@ def test_a_run_with_a_coordinator_resumes_bit_for_bit(runs: Runs) -> None:
     resumed = runs.resume()
     assert resumed.code == 0, resumed.err
     assert runs.learnt == expected
-
-
-@pytest.mark.slow
-def test_resuming_with_another_strategy_is_refused_and_changes_nothing(runs: Runs) -> None:
-    asked = (*HOST, "--epochs", "2", "--checkpoint-every", "30", "--strategy-option", "chunk=1")
-    assert runs(*asked).finish().code == 0
-    settings = (runs.folder / "run.toml").read_text()
-    for strategy, workers, *options in (
-        ("hogbatch", "cpu:1"),
-        ("wheel", "1", "--strategy-option", "head=head", "--checkpoint-every", "60s"),
-        ("local", "2", "--strategy-option", "sync_every=10"),
-    ):
-        done = runs.resume("--strategy", strategy, "--workers", workers, *options)
-        assert (done.code, refused_field(done.err)) == (2, "resume")
-        assert (runs.folder / "run.toml").read_text() == settings
