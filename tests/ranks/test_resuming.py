@@ -22,6 +22,7 @@ from paceline.runs.restarts import RunRequest, resuming
 from paceline.runs.session import go_through
 from pair import Ranks
 
+TESTS = Path(__file__).parents[1]
 STEPS = 50  # two epochs
 RESULTS = ("model.safetensors", "result.json", "trace.json", "report.html")
 Settings = dict[str, Any]
@@ -30,7 +31,7 @@ Settings = dict[str, Any]
 def request_of(settings: Settings) -> RunRequest:
     """Return the request of a short run in the folder `runs/one`."""
     known: Settings = {"model": "small_recipes:with_dropout", "batch_size": 24, "epochs": 2}
-    known |= {"profile_s": 0.02, "workers": int(os.environ["WORLD_SIZE"])}
+    known |= {"profile_s": 0.02, "workers": int(os.environ.get("WORLD_SIZE", "1"))}
     return requested("train", known | settings, quiet=True).model_copy(update={"run_id": "one"})
 
 
@@ -178,6 +179,21 @@ def test_another_number_of_workers_resumes_with_the_groups_parameters(run: Run, 
     found = learnt(folder)[1]
     # The progress of the first epochs was kept.
     assert found[-1]["test_loss"] < 1.5 * whole[-1]["test_loss"] < whole[0]["test_loss"]
+
+
+@pytest.mark.slow
+def test_a_run_with_a_coordinator_is_resumed_bit_for_bit(monkeypatch, tmp_path: Path, folder: Path):
+    """Strategy wheel has a test of its own: test_a_killed_hub_resumes_from_its_checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    settings = {"strategy": "hogbatch", "model": "small_recipes:classes", "workers": "cpu:1"}
+    settings |= {"options": {"policy": "hogbatch"}, "epochs": 10, "checkpoint_every": "37"}
+    alone = Group.alone(torch.device("cpu"), 60.0)
+    attempt(alone, settings, False)
+    before = learnt(folder)
+    remove_results(folder)
+    attempt(alone, settings, True)
+    assert learnt(folder) == before
 
 
 def test_a_finished_run_is_resumed_for_more_epochs(run: Run, folder: Path) -> None:
