@@ -1,6 +1,7 @@
 """Valid and invalid recipes as users write them; their names are own_recipes:NAME."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,6 +80,10 @@ def field_loss(outputs: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
 def fields() -> Recipe:
     """Return a recipe with mappings as batches, and without test data, score and optimizer."""
     return Recipe(model=Fields, train=FieldData(), loss=field_loss)
+
+
+def tested_fields() -> Recipe:
+    return replace(fields(), test=FieldData())
 
 
 ready = tokens(name="the ready one")

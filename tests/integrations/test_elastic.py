@@ -1,7 +1,8 @@
-"""Elastic workers under torchrun, one of which is stopped for longer than a deadline."""
+"""Elastic workers under torchrun, and those of `paceline train --elastic`, in processes."""
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -85,3 +86,55 @@ def test_a_stopped_worker_is_left_out_and_rejoins_with_the_others_bits(
     cluster.await_steps("c", steps)
     cluster.await_workers("a", 3)
     assert len(set(cluster.end("a", "b", "c"))) == 1
+
+
+# The command
+
+TRAIN = (
+    *("-m", "paceline", "train", "small_recipes:with_dropout", "--strategy", "local", "--elastic"),
+    *("--workers", "3", "--batch-size", "24", "--timeout", "10"),
+    *("--strategy-option", "sync_every=5"),
+)
+
+
+def trained_for_two_epochs(start: Callable[..., Started], folder: Path, *options: str) -> Started:
+    shutil.copy(PROGRAMS.parents[1] / "small_recipes.py", folder)
+    run = start(*TRAIN, *options)
+    lines = iter(run.process.stderr.readline, "")
+    assert any(line.startswith("epoch 2/") for line in lines)
+    return run
+
+
+def workers_of(run: Started, count: int) -> dict[int, int]:
+    """Wait until `count` workers run; return their process ids by worker number."""
+
+    def found() -> dict[int, int] | None:
+        lines = {pid: line for pid, line in run.members().items() if "runs.elastic" in line}
+        pids = {int(line.rsplit(" ", 2)[1]): pid for pid, line in lines.items()}
+        return pids if len(pids) == count else None
+
+    pids: dict[int, int] = awaited(found)
+    return pids
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_worker_is_restarted_and_the_run_succeeds(start, tmp_path, number) -> None:
+    options = ("--epochs", "120", "--json", "--checkpoint-every", "never")
+    run = trained_for_two_epochs(start, tmp_path, *options)
+    before = workers_of(run, 3)
+    os.kill(before[number], signal.SIGKILL)
+    done = run.finish()
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["epochs"][-1]["number"] == 119
+    assert result["epochs"][-1]["test_loss"] < 0.2
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "model.safetensors").exists()
+
+
+def test_ctrl_c_ends_all_workers(start, tmp_path) -> None:
+    run = trained_for_two_epochs(start, tmp_path, "--epochs", "10000")
+    run.process.send_signal(signal.SIGINT)
+    done = run.finish()
+    assert done.code == 130, done.err
+    assert "Traceback" not in done.err

@@ -22,6 +22,7 @@ from paceline.runs.restarts import RunRequest, resuming
 from paceline.runs.session import go_through
 from pair import Ranks
 
+TESTS = Path(__file__).parents[1]
 STEPS = 50  # two epochs
 RESULTS = ("model.safetensors", "result.json", "trace.json", "report.html")
 Settings = dict[str, Any]
@@ -30,7 +31,7 @@ Settings = dict[str, Any]
 def request_of(settings: Settings) -> RunRequest:
     """Return the request of a short run in the folder `runs/one`."""
     known: Settings = {"model": "small_recipes:with_dropout", "batch_size": 24, "epochs": 2}
-    known |= {"profile_s": 0.02, "workers": int(os.environ["WORLD_SIZE"])}
+    known |= {"profile_s": 0.02, "workers": int(os.environ.get("WORLD_SIZE", "1"))}
     return requested("train", known | settings, quiet=True).model_copy(update={"run_id": "one"})
 
 
@@ -180,6 +181,21 @@ def test_another_number_of_workers_resumes_with_the_groups_parameters(run: Run, 
     assert found[-1]["test_loss"] < 1.5 * whole[-1]["test_loss"] < whole[0]["test_loss"]
 
 
+@pytest.mark.slow
+def test_a_run_with_a_coordinator_is_resumed_bit_for_bit(monkeypatch, tmp_path: Path, folder: Path):
+    """Strategy wheel has a test of its own: test_a_killed_hub_resumes_from_its_checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    settings = {"strategy": "hogbatch", "model": "small_recipes:classes", "workers": "cpu:1"}
+    settings |= {"options": {"policy": "hogbatch"}, "epochs": 10, "checkpoint_every": "37"}
+    alone = Group.alone(torch.device("cpu"), 60.0)
+    attempt(alone, settings, False)
+    before = learnt(folder)
+    remove_results(folder)
+    attempt(alone, settings, True)
+    assert learnt(folder) == before
+
+
 def test_a_finished_run_is_resumed_for_more_epochs(run: Run, folder: Path) -> None:
     settings = {"strategy": "host", "model": "small_recipes:classes", "checkpoint_every": "24"}
     run(settings | {"epochs": 1})
@@ -215,6 +231,16 @@ def test_resuming_with_changed_settings_is_refused(pair: Ranks, tmp_path: Path) 
     settings = HOST | {"checkpoint_every": "37", "epochs": 2}
     found = pair(attempts, settings, [*changes, {"optimizer": "sgd"}], group=False, cwd=tmp_path)
     assert found == [fields, fields]
+
+
+def train_with_another_seed() -> int | str:
+    with process_group(30.0) as group:
+        return attempt(group, HOST | {"seed": group.rank}, False)
+
+
+def test_ranks_with_different_settings_are_refused_before_training(pair: Ranks, tmp_path: Path):
+    assert pair(train_with_another_seed, group=False, cwd=tmp_path) == ["seed"] * 2
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("files", [[], ["checkpoints/.hidden"]])

@@ -18,9 +18,6 @@ from paceline.checkpoints.state import (
     optimizer_state,
 )
 from refusals import refused
-from simulated_gpu.lent import simulated_gpus
-
-CPU = torch.device("cpu")
 
 OPTIMIZERS = {
     name: kind
@@ -149,29 +146,6 @@ def test_options_of_groups_are_loaded_including_tensors():
     # The loaded option is a copy of the checkpoint's tensor.
     other.param_groups[0]["lr"].zero_()
     assert tensors["group/0/lr"] == 0.01
-
-
-def test_on_a_gpu_counters_stay_on_the_host_and_averages_on_the_device():
-    with simulated_gpus() as (gpu,):
-        whole = nn.Linear(3, 2, device=gpu.torch_device)
-        resumed = nn.Linear(3, 2, device=gpu.torch_device)
-        optimizers = [adam(model, foreach=False) for model in (whole, resumed)]
-        for step in range(4):
-            if step == 2:
-                state = optimizer_state(optimizers[0], whole.named_parameters())
-                on_host = {name: one.cpu() for name, one in state[0].items()}
-                tensors, values = through_files(on_host, state[1])
-                load_optimizer_state(optimizers[1], resumed.named_parameters(), tensors, values)
-                model = {name: one.cpu() for name, one in module_state(whole).items()}
-                load_module_state(resumed, model)
-            for one, optimizer in zip((whole, resumed), optimizers, strict=True):
-                one.weight.grad = torch.full((2, 3), step + 1.0, device=gpu.torch_device)
-                optimizer.step()
-        for optimizer, one in zip(optimizers, (whole, resumed), strict=True):
-            found = optimizer.state[one.weight]
-            assert found["step"].device == CPU
-            assert found["exp_avg"].device == gpu.torch_device
-        assert torch.equal(whole.weight.cpu(), resumed.weight.cpu())
 
 
 def with_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

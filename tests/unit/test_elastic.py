@@ -17,6 +17,7 @@ from torch import Tensor
 import paceline
 from faults import Pause, failpoints
 from paceline.core.errors import WorkerLost
+from paceline.runs.elastic import _address_towards
 from quorums import TIMEOUT, lighthouse, manager_of
 from refusals import refused
 from rounds import STEP, adamw, inner_step, naive, net, vector
@@ -251,3 +252,9 @@ def test_managers_that_cannot_be_used_are_refused(address: str) -> None:
     check_refused(manager=used.manager, process_group=dist.group.WORLD or object())
     used.train(4)
     check_refused(manager=used.manager)
+
+
+@pytest.mark.parametrize("lighthouse", ["nowhere", "http://host.invalid:1"])
+def test_a_lighthouse_without_an_address_is_refused(lighthouse: str) -> None:
+    with refused("lighthouse"):
+        _address_towards(lighthouse)

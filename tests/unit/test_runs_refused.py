@@ -1,5 +1,6 @@
 """Errors of a run after its model and data are loaded, its folder, and its restart."""
 
+import resource
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,36 @@ def test_a_folder_that_cannot_be_made_is_found_before_training(tmp_path: Path) -
     (tmp_path / "file").touch()
     with refused("output"):
         train(tmp_path, output=tmp_path / "file" / "runs")
+
+
+def test_resuming_with_another_strategy_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    train(tmp_path, strategy="host", checkpoint_every="10")
+    (folder,) = (tmp_path / "runs").iterdir()
+    settings = (folder / "run.toml").read_text()
+    for strategy, more in (
+        ("hogbatch", {"workers": "cpu:1"}),
+        ("wheel", {"checkpoint_every": "60s"}),
+        ("local", {"options": {"sync_every": 9}}),
+    ):
+        with refused("resume"):
+            train(tmp_path, strategy=strategy, resume=folder, **more)
+        assert (folder / "run.toml").read_text() == settings
+
+
+def test_results_that_do_not_fit_on_the_disk_are_written_by_a_resumed_run(tmp_path: Path) -> None:
+    """The limit of one megabyte is exceeded by the report, but not by a checkpoint's files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with refused("output") as caught:
+            train(tmp_path, checkpoint_every="10")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"--resume {folder}" in caught.value.hint
+    assert not (folder / "report.html").exists()
+    train(tmp_path, resume=folder)
+    assert (folder / "report.html").stat().st_size > 1 << 20
 
 
 def test_a_command_that_cannot_start_is_an_error() -> None:

@@ -1,19 +1,23 @@
-"""Steps after which checkpoints are saved."""
+"""Steps after which ranks save checkpoints, and stop."""
 
+import signal
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from absent_ranks import group_of
 from paceline.core.errors import Interrupted
 from paceline.core.settings import TrainSettings
 from paceline.exchange import checkpoints
 from paceline.exchange.checkpoints import Saver, State
+from paceline.links import interruption
 from paceline.links.group import Group
-from paceline.links.interruption import Interruption
+from paceline.links.interruption import Interruption, StopAgreement
 from ticking import Sleeping
 
 
@@ -68,3 +72,29 @@ def test_all_ranks_save_by_the_clock_of_rank_0(monkeypatch: pytest.MonkeyPatch, 
     assert 40 <= num_meetings <= 60  # in 50 s
     seconds = [0.1 * min(step, 100) + 0.2 * max(0, step - 100) for step in [0, *saved]]
     assert all(5 <= end - start < 7 for start, end in pairwise(seconds))
+
+
+@pytest.mark.parametrize(
+    ("signalled", "named"),
+    [([0], "worker 0 (process 1)"), ([1], "worker 1 (process 2)"), ([0, 1], None)],
+)
+def test_all_ranks_stop_after_the_same_step_whoever_is_signalled(monkeypatch, signalled, named):
+    """A rank that was signalled alone is named."""
+    monkeypatch.setattr(interruption, "_POLL_S", 0.0)
+    monkeypatch.setattr(interruption, "_MARGIN_S", 0.0)
+    store, asked = HashStore(), [Interruption(), Interruption()]
+    ranks = [
+        StopAgreement(replace(group_of(rank, 2), store=store), one, 0)
+        for rank, one in enumerate(asked)
+    ]
+    stopped: dict[int, int] = {}
+    for step in range(1, 20):
+        if step == 5:
+            for rank in signalled:
+                asked[rank].number = signal.SIGINT
+        for rank, agreement in enumerate(ranks):
+            if rank not in stopped and agreement.after(step):
+                stopped[rank] = step
+    assert stopped[0] == stopped[1] > 5
+    assert [one.number for one in asked] == [signal.SIGINT] * 2
+    assert [one.worker for one in asked] == [named] * 2

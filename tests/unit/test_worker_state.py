@@ -83,6 +83,10 @@ def check_goes_on(wire: Wire, device: Device, make: Any, num_threads: int, befor
     steps(model, optimizers, range(before, before + 6))
     torch.manual_seed(99)
     load_worker_state(fresh, device, *wire.read())
+    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        own, same = optimizers[0].state[one], fresh[0].state[other]
+        # On a GPU, counters stay on the host, and averages on the device.
+        assert [same[key].device for key in same] == [own[key].device for key in same]
     wire.write({"other": torch.full((9000,), math.nan)})  # what was loaded is a copy
     steps(resumed, fresh, range(before, before + 6))
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):

@@ -112,14 +112,14 @@ WHOLE, TWICE = ONE, f"{ONE}/{ONE}"
 WAYS = {
     "momentum": "own_data {} momentum=0.9 clip_norm=0.5",
     "adam": "own_data {} optimizer=adam learning_rate=0.01 precision=bfloat16",
-    "shared": "shared_data {} momentum=0.9",
+    "constant": "own_data {} momentum=0.9 clip_norm=0.5 schedule=constant",
 }
 # Pause at the start, within epochs, before and after an epoch's test, and before the last test.
 PAUSES = ("1", "40", "96", "e1", "131", "e2", "288")
 ONCE_SAVED = WAYS["adam"].format(f"{WHOLE} +17")
 RESUMED = {
     **{WAYS["momentum"].format(f"{TWICE} {pause}"): "momentum" for pause in PAUSES},
-    **{WAYS[way].format(f"{TWICE} 131"): way for way in ("adam", "shared")},
+    WAYS["adam"].format(f"{TWICE} 131"): "adam",
     WAYS["momentum"].format(f"{ONE}/{ONE}/{ONE} 40/131"): "momentum",
     ONCE_SAVED: "adam",
 }
@@ -172,10 +172,6 @@ def test_one_worker_resumes_bit_for_bit(resumed: Runs):
     assert resumed[ONCE_SAVED]["num_saved"] > 5
     # Different settings lead to different bits, so the comparisons above can fail.
     assert len({one["bits"] for one in whole.values()}) == len(WAYS)
-    # The rate of `shared` is zero after 6 steps of 16 samples, an epoch; batches have 5 samples.
-    first, second, third = (test_loss for _, _, test_loss in whole["shared"]["epochs"])
-    assert first < 0.45  # it has learnt for a whole epoch
-    assert first == second == third
 
 
 @slow

@@ -6,7 +6,11 @@ The wheel is built once, for any processor.
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import sysconfig
+import tarfile
+import tomllib
 from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
@@ -15,30 +19,65 @@ from zipfile import ZipFile
 
 import pytest
 
-import packages
 from paceline.strategies import EXCHANGES
-from packages import ROOT, run
 from processes import Started
 
 pytestmark = pytest.mark.slow
 
-CIBUILDWHEEL = packages.project()["tool"]["cibuildwheel"]
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 900.0  # for a hanging command; a compiler on a busy machine takes minutes
+SDIST = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+CIBUILDWHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
 TESTED = [ROOT / one for one in CIBUILDWHEEL["test-command"].split() if one.endswith(".py")]
 ON_THIS_PROCESSOR = "test_instruction_sets_are_those_that_the_kernel_lists"
 PORTABLE = "--config-settings=cmake.define.PACELINE_PORTABLE=ON"
 
 
+def run(*command: object, cwd: Path, code: int = 0) -> str:
+    """Run a command until it ends, check its exit code, and return its output."""
+    found = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert found.returncode == code, found.stdout
+    return found.stdout
+
+
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory) -> Path:
-    """Build the wheel without vector instruction sets."""
-    source = packages.unpacked_sdist(tmp_path_factory.mktemp("sdist"))
-    return packages.wheel_of(source, tmp_path_factory.mktemp("portable"), PORTABLE)
+    """Build the wheel offline, without vector instruction sets."""
+    folder = tmp_path_factory.mktemp("portable")
+    run(sys.executable, "-c", SDIST, folder, cwd=ROOT)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    source = folder / archive.name.removesuffix(".tar.gz")
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation")
+    run(*pip, PORTABLE, "--wheel-dir", folder, source, cwd=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
 def programs(portable: Path, tmp_path_factory) -> Path:
-    """Install the wheel in an environment; return the environment's bin folder."""
-    return packages.environment_of(portable, tmp_path_factory.mktemp("installed") / "environment")
+    """Install the wheel in a new environment; return the environment's bin folder.
+
+    The environment uses the dependencies of this Python, because torch alone takes gigabytes.
+    """
+    folder = tmp_path_factory.mktemp("installed")
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    target = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
+    (Path(target.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (python, "-m", "pip", "install", "--no-index", "--no-deps", "--ignore-installed")
+    run(*pip, portable, cwd=folder)
+    return folder / "bin"
 
 
 def test_the_wheel_has_metadata_and_no_sources(portable: Path) -> None:

@@ -1,13 +1,10 @@
 """Recipes that a Python program passes as objects, or that the command line names."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
-from faults import told
-from processes import has_ended
 from refusals import refused_field
 
 pytestmark = pytest.mark.slow
@@ -80,18 +77,6 @@ def test_a_program_resumes_a_run_of_its_recipe(start, paceline, tmp_path):
     assert first == second
     done = paceline("train", "--config", str(first / "run.toml"))
     assert (done.code, refused_field(done.err)) == (2, "given-recipe:Model")
-
-
-def test_killing_a_program_leaves_no_process(start, tmp_path):
-    with told(tmp_path / "computing") as computing:
-        begun = start(PROGRAM, "long")
-        workers: set[int] = set()
-        while len(workers) < 2:  # until both compute
-            workers.add(int(computing.readline()))
-        begun.process.send_signal(signal.SIGKILL)
-        begun.finish()
-    assert not begun.members()
-    assert all(map(has_ended, workers))
 
 
 def test_the_first_example_of_the_documentation_runs_both_ways(start, paceline, tmp_path):

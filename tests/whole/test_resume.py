@@ -7,120 +7,77 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults import Pause, failpoints
-from processes import Finished, Started, children_of
-from refusals import refused_field
+from processes import Started, children_of
 
 QUICK = ("--profile-s", "0.2", "--batch-size", "24")
 HOST = ("train", "small_recipes:plain", "--strategy", "host", "--workers", "2", *QUICK)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-class Runs:
-    """Starts commands in a folder with small_recipes.py."""
-
-    def __init__(self, start, tmp_path: Path) -> None:
-        self._start, self._folder = start, tmp_path
-        shutil.copy(Path(__file__).parents[1] / "small_recipes.py", tmp_path)
-
-    def __call__(self, *arguments: str, before: tuple[str, ...] = ()) -> Started:
-        return self._start(*before, "-m", "paceline", *arguments)
-
-    def resume(self, *arguments: str) -> Finished:
-        where = str(self.folder.relative_to(self._folder))
-        return self("train", "--resume", where, "--profile-s", "0.2", *arguments).finish()
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the only run."""
-        (found,) = (self._folder / "runs").iterdir()
-        return found
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return json.loads((self.folder / "result.json").read_text())
-
-    @property
-    def learnt(self) -> tuple[bytes, list[float]]:
-        model = (self.folder / "model.safetensors").read_bytes()
-        return model, [one["test_loss"] for one in self.result["epochs"]]
+Run = Callable[..., Started]
 
 
 @pytest.fixture
-def runs(start, tmp_path: Path) -> Runs:
-    return Runs(start, tmp_path)
+def run(start: Callable[..., Started], tmp_path: Path) -> Run:
+    """Start a command in a folder with small_recipes.py."""
+    shutil.copy(Path(__file__).parents[1] / "small_recipes.py", tmp_path)
+    return lambda *arguments, before=(): start(*before, "-m", "paceline", *arguments)
 
 
-def test_a_run_stopped_by_ctrl_c_is_resumed(runs: Runs, tmp_path: Path) -> None:
+def the_run_in(tmp_path: Path) -> Path:
+    (found,) = (tmp_path / "runs").iterdir()
+    return found
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_a_run_stopped_by_ctrl_c_is_resumed(run: Run, tmp_path: Path) -> None:
     pause = Pause(tmp_path / "pause")
     with failpoints(pause.at("step.done", worker=1, step=30)):
-        run = runs(*HOST, "--epochs", "1000", "--checkpoint-every", "never")
+        stopped = run(*HOST, "--epochs", "1000", "--checkpoint-every", "never")
     pause.reached()
-    run.process.send_signal(signal.SIGINT)
+    stopped.process.send_signal(signal.SIGINT)
     pause.go_on()
-    done = run.finish()
+    done = stopped.finish()
     assert done.code == 130, done.err
-    assert f"--resume runs/{runs.folder.name}" in done.err
+    folder = the_run_in(tmp_path)
+    resume = ("--resume", f"runs/{folder.name}")
+    assert " ".join(resume) in done.err
     assert "Traceback" not in done.err
-    assert not (runs.folder / "result.json").exists()
-    (checkpoint,) = (runs.folder / "checkpoints").iterdir()
+    assert not (folder / "result.json").exists()
+    (checkpoint,) = (folder / "checkpoints").iterdir()
     num_epochs = int(checkpoint.name.removeprefix("step-")) // 25 + 1
-    resumed = runs.resume("--epochs", str(num_epochs))
+    resumed = run("train", *resume, "--profile-s", "0.2", "--epochs", str(num_epochs)).finish()
     assert resumed.code == 0, resumed.err
-    assert len(runs.result["epochs"]) == num_epochs
+    assert len(result_of(folder)["epochs"]) == num_epochs
 
 
 @pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_that_loses_a_worker_restarts_from_its_checkpoint(runs: Runs, tmp_path, by_torchrun):
+def test_a_run_that_loses_a_worker_restarts_from_its_checkpoint(run: Run, tmp_path, by_torchrun):
     """The launcher restarts the run with --max-restarts; torchrun restarts its ranks itself."""
     pause, asked = Pause(tmp_path / "pause"), (*HOST, "--epochs", "2", "--checkpoint-every", "20")
     with failpoints(pause.at("checkpoint.written", step=20)):
         if by_torchrun:
-            run = runs(*asked, before=(*TORCHRUN, "--max-restarts", "1"))
+            begun = run(*asked, before=(*TORCHRUN, "--max-restarts", "1"))
         else:
-            run = runs(*asked, "--max-restarts", "1")
+            begun = run(*asked, "--max-restarts", "1")
     first = pause.reached()
-    ranks = children_of(run.process.pid, "small_recipes") if by_torchrun else run.workers()
+    ranks = children_of(begun.process.pid, "small_recipes") if by_torchrun else begun.workers()
     (second,) = set(ranks) - {first}
     os.kill(second, signal.SIGKILL)
-    done = run.finish()
+    done = begun.finish()
     assert done.code == 0, done.err
-    (lost,) = runs.result["lost"]
+    result = result_of(the_run_in(tmp_path))
+    (lost,) = result["lost"]
     assert by_torchrun or f"(process {second})" in lost
     assert "after step 20" in lost
-    assert len(runs.result["epochs"]) == 2
-
-
-@pytest.mark.slow
-def test_a_run_with_a_coordinator_resumes_bit_for_bit(runs: Runs) -> None:
-    """Strategy wheel has a test of its own: test_a_killed_hub_resumes_from_its_checkpoint."""
-    asked = ("train", "small_recipes:classes", "--strategy", "hogbatch", "--workers", "cpu:1")
-    more = ("--strategy-option", "policy=hogbatch", "--epochs", "10", "--checkpoint-every", "37")
-    begun = runs(*asked, *QUICK, *more).finish()
-    assert begun.code == 0, begun.err
-    expected = runs.learnt
-    for name in ("model.safetensors", "result.json"):
-        (runs.folder / name).unlink()
-    resumed = runs.resume()
-    assert resumed.code == 0, resumed.err
-    assert runs.learnt == expected
-
-
-@pytest.mark.slow
-def test_resuming_with_another_strategy_is_refused_and_changes_nothing(runs: Runs) -> None:
-    asked = (*HOST, "--epochs", "2", "--checkpoint-every", "30", "--strategy-option", "chunk=1")
-    assert runs(*asked).finish().code == 0
-    settings = (runs.folder / "run.toml").read_text()
-    for strategy, workers, *options in (
-        ("hogbatch", "cpu:1"),
-        ("wheel", "1", "--strategy-option", "head=head", "--checkpoint-every", "60s"),
-        ("local", "2", "--strategy-option", "sync_every=10"),
-    ):
-        done = runs.resume("--strategy", strategy, "--workers", workers, *options)
-        assert (done.code, refused_field(done.err)) == (2, "resume")
-        assert (runs.folder / "run.toml").read_text() == settings
+    assert len(result["epochs"]) == 2

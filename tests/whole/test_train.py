@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+import paceline
+from paceline.core.errors import WorkersFailed
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
-from processes import Started
-from refusals import refused_field
+from processes import Started, beside
 
 QUICK = ("--profile-s", "0.2", "--epochs", "2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -59,24 +60,6 @@ def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, sta
     assert done.code == 0, done.err
     (epoch,) = json.loads(done.out)["epochs"]
     assert epoch["train_loss"] == result["epochs"][0]["train_loss"]
-
-
-# The ranks have different settings, as on machines with different configuration files.
-UNEQUAL = """
-import os, sys
-from paceline.cli import main
-
-sys.argv[1:] = ["train", "lenet5", "--profile-s", "0.2", "--seed", os.environ["RANK"]]
-main()
-"""
-
-
-@slow
-def test_ranks_with_different_settings_are_refused_before_training(start, tmp_path: Path) -> None:
-    (tmp_path / "unequal.py").write_text(UNEQUAL)
-    done = start(*TORCHRUN, "unequal.py").finish()
-    assert (done.code, refused_field(done.err)) == (1, "seed")  # the code is torchrun's
-    assert not (tmp_path / "runs").exists()
 
 
 SLOWED = """
@@ -140,28 +123,10 @@ def test_a_plan_here_has_the_strategies_that_can_train(outcome, arguments, strat
     assert {row["strategy"] for row in plan["refused"]} == refused
 
 
-# A program without `if __name__ == "__main__"`, as a newcomer writes it.
-IN_A_THREAD = """
-import threading
-import paceline
-from paceline.core.errors import WorkersFailed
-
-def train():
-    for model in ("lenet5", "lenet6"):
-        try:
-            print(type(paceline.train(model, workers=1, epochs=1, profile_s=0.1)).__name__)
-        except WorkersFailed as error:
-            print(error.exit_code)
-
-thread = threading.Thread(target=train)
-thread.start()
-thread.join()
-"""
-
-
 @slow
-def test_a_thread_of_a_program_may_train(start, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(IN_A_THREAD)
-    done = start("program.py").finish()
-    assert done.code == 0, done.err
-    assert done.out.split() == ["Run", "2"]
+def test_a_thread_of_a_program_may_train(tmp_path: Path) -> None:
+    how = {"workers": 1, "epochs": 1, "profile_s": 0.1, "output": tmp_path}
+    assert beside(paceline.train, "lenet5", **how).result().folder.is_dir()
+    with pytest.raises(WorkersFailed) as caught:
+        beside(paceline.train, "lenet6", **how).result()
+    assert caught.value.exit_code == 2

@@ -1,40 +1,84 @@
 """Strategy wheel with real processes: equal to plain SGD, planned bytes, and killed processes."""
 
 import json
-import shutil
 import signal
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
+import own_recipes
 from faults import Pause, failpoints
 from hubs import address_of, result_of
+from paceline.core.settings import TrainSettings
+from paceline.exchange.session import TrainingSession
+from paceline.links.group import Group
+from paceline.strategies.wheel import STRATEGY
+from paceline.strategies.wheel.config import Wheel
+from paceline.training.data import ShardedBatches
+from paceline.training.recipes.recipe import Recipe
 
-WHOLE = Path(__file__).parent
 TRAIN = ("-m", "paceline", "train", "lenet5", "--strategy", "wheel", "--profile-s", "0.05")
 HUB = ("-m", "paceline", "hub", "lenet5", "--epochs", "3")
 ONE = ("--workers", "1", "--strategy-option", "lanes=1", "--strategy-option", "staleness=0")
 
 
+def trained_in_one_piece(recipe: Recipe, settings: TrainSettings) -> dict[str, Tensor]:
+    """Train with plain SGD; return the state."""
+    torch.manual_seed(settings.seed)
+    model = recipe.model().train()
+    optimizer = torch.optim.SGD(model.parameters(), settings.learning_rate, settings.momentum)
+    batches = ShardedBatches(len(recipe.samples), settings.batch_size, 0, 1, settings.seed)
+    for step in range(settings.steps):
+        epoch, first = divmod(step, len(batches))
+        batches.set_epoch(epoch, first)
+        batch = recipe.samples.__getitems__(next(iter(batches)))
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bfloat16"):
+            loss = recipe.loss(model(**batch), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+        optimizer.step()
+    return model.state_dict()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_recipe_of_mappings_trains_as_plain_sgd(start, tmp_path: Path, precision):
-    """Compare bit for bit, with clipped gradients and tests, over two and a half epochs."""
-    more = {"steps": 15, "clip_norm": 0.2, "evaluate_every": 4, "precision": precision}
-    for path in (WHOLE / "programs" / "fields.py", WHOLE.parent / "own_recipes.py"):
-        shutil.copy(path, tmp_path)
-    found = result_of(start("fields.py", json.dumps(more)))
-    assert all(found["same"].values()), found["same"]
-    assert found["bytes"] == found["formula"]
-    assert (found["faults"], found["lost"]) == ([], [])
+def test_a_recipe_of_mappings_trains_as_plain_sgd(monkeypatch, tmp_path: Path, precision):
+    """Compare bit for bit, with clipped gradients and tests, over two and a half epochs.
+
+    A sample is a mapping, which is both inputs and targets.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(Path(own_recipes.__file__).parent))
+    progress, path = MagicMock(), tmp_path / "model.safetensors"
+    settings = TrainSettings(
+        model="own_recipes:tested_fields", strategy="wheel", workers=1, batch_size=12, seed=5,
+        learning_rate=0.5, momentum=0.5, profile_s=0.05, steps=15, clip_norm=0.2,
+        evaluate_every=4, precision=precision,
+    )  # fmt: skip
+    config = Wheel(workers=1, lanes=1, staleness=0, head="head")
+    alone = Group.alone(torch.device("cpu"), settings.deadline_s)
+    session = TrainingSession(settings, STRATEGY, config, "fields", alone, progress)
+    with session.strategy.runner().start(session) as runner:
+        assert runner.measure() is not None
+        outcome = runner.train(config)
+        runner.save(path)
+    own, other = load_file(path), trained_in_one_piece(own_recipes.tested_fields(), settings)
+    assert [name for name in other if not torch.equal(own[name], other[name])] == []
+    nbytes = {row.purpose: row.nbytes for row in outcome.traffic}
+    assert nbytes == {row.purpose: row.planned_nbytes for row in outcome.traffic}
+    assert not (*outcome.faults, *outcome.lost)
     # The labels are the whole mapping of each sample: five numbers, a weight and a class.
-    assert found["samples"] == 2 * 64 + 32
-    assert found["bytes"]["labels"] == found["samples"] * (5 * 8 + 4 + 8)
-    assert [steps for steps, _ in found["evaluations"]] == [4, 6, 8, 12, 15]
-    assert found["tests"] == 2  # within epochs
-    assert [found["evaluations"][i][1] for i in (1, 3, 4)] == found["test_losses"]
+    num_samples = 2 * 64 + 32
+    assert nbytes["labels"] == num_samples * (5 * 8 + 4 + 8)
+    assert sum(call.args[0] for call in progress.advance.call_args_list) == num_samples
+    assert [one.num_steps for one in outcome.evaluations] == [4, 6, 8, 12, 15]
+    assert progress.evaluation.call_count == 2  # within epochs
+    at_the_ends = [outcome.evaluations[number].test_loss for number in (1, 3, 4)]
+    assert at_the_ends == [epoch.test_loss for epoch in outcome.epochs]
 
 
 @pytest.mark.parametrize(

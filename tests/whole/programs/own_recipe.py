@@ -53,10 +53,6 @@ class Model(nn.Module):
 
 
 def loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    fifo = folder / "computing"
-    if fifo.exists():  # a test reads this process's id
-        with fifo.open("a") as waiting:
-            waiting.write(f"{os.getpid()}\n")
     return nn.functional.binary_cross_entropy_with_logits(outputs, batch["label"])
 
 
@@ -181,10 +177,6 @@ def restarts() -> None:
     found["files"] = sorted(path.name for path in run.folder.iterdir())
     say(found | {"lost": run.result.lost})
     tell(run)
-
-
-def long() -> None:
-    trained(epochs=10_000)
 
 
 if __name__ == "__main__":

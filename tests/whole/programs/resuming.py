@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import small_recipes
 from paceline.checkpoints import json_values
@@ -41,7 +41,7 @@ from paceline.strategies.hogbatch import STRATEGY
 from paceline.strategies.hogbatch.config import Hogbatch, parse_workers
 from paceline.strategies.hogbatch.run import start
 from paceline.training.data.dataset import TensorSamples
-from paceline.training.recipes.losses import accuracy, class_loss
+from paceline.training.recipes.losses import class_loss
 from paceline.training.recipes.recipe import Recipe
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 96, 16, 3
@@ -77,24 +77,6 @@ def own_data() -> Recipe:
     )
     known = {"train": train, "test": test, "schedule": CosineAnnealingLR}
     return replace(small_recipes.classes(), model=model, **known)
-
-
-def shared_data() -> Recipe:
-    """Return a recipe with samples in shared memory, and no learning from the second epoch."""
-
-    def model() -> nn.Module:
-        layers = nn.Linear(6, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 2)
-        return nn.Sequential(*layers)
-
-    inputs = torch.randn(NUM_SAMPLES, 6, generator=torch.Generator().manual_seed(0))
-    samples = TensorSamples(inputs, (inputs.sum(1) > 0).long())
-    known = {"score": accuracy, "num_classes": 2, "schedule": stops}
-    return Recipe(model=model, train=samples, test=samples, loss=class_loss, **known)
-
-
-def stops(optimizer: Optimizer, num_steps: int) -> LambdaLR:
-    assert num_steps == EPOCHS * NUM_SAMPLES // BATCH_SIZE
-    return LambdaLR(optimizer, lambda step: float(step < num_steps // EPOCHS))
 
 
 def taken(name: str) -> bool:
