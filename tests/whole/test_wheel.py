@@ -1,6 +1,5 @@
 """Strategy wheel with real processes: equal to plain SGD, planned bytes, and killed processes."""
 
-import json
 import signal
 from pathlib import Path
 from unittest.mock import MagicMock
