@@ -10,7 +10,6 @@ import pytest
 from paceline.core.plan import Kind
 from paceline.record.trace import read_trace
 from processes import Started
-from refusals import refused_field
 
 QUICK = ("--profile-s", "0.2", "--epochs", "2")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -59,24 +58,6 @@ def test_the_same_run_works_under_torchrun_and_gives_the_same_losses(result, sta
     assert done.code == 0, done.err
     (epoch,) = json.loads(done.out)["epochs"]
     assert epoch["train_loss"] == result["epochs"][0]["train_loss"]
-
-
-# The ranks have different settings, as on machines with different configuration files.
-UNEQUAL = """
-import os, sys
-from paceline.cli import main
-
-sys.argv[1:] = ["train", "lenet5", "--profile-s", "0.2", "--seed", os.environ["RANK"]]
-main()
-"""
-
-
-@slow
-def test_ranks_with_different_settings_are_refused_before_training(start, tmp_path: Path) -> None:
-    (tmp_path / "unequal.py").write_text(UNEQUAL)
-    done = start(*TORCHRUN, "unequal.py").finish()
-    assert (done.code, refused_field(done.err)) == (1, "seed")  # the code is torchrun's
-    assert not (tmp_path / "runs").exists()
 
 
 SLOWED = """
