@@ -1,7 +1,8 @@
-"""Elastic workers under torchrun, one of which is stopped for longer than a deadline."""
+"""Elastic workers: stopped ones under torchrun, and runs of `paceline train --elastic`."""
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from faults import failpoints
 from processes import Started, awaited, children_of
 from quorums import lighthouse
+from refusals import refused_field
 
 pytest.importorskip("torchft")
 pytestmark = pytest.mark.timeout(600)
@@ -85,3 +87,105 @@ def test_a_stopped_worker_is_left_out_and_rejoins_with_the_others_bits(
     cluster.await_steps("c", steps)
     cluster.await_workers("a", 3)
     assert len(set(cluster.end("a", "b", "c"))) == 1
+
+
+# `paceline train --elastic` restarts killed workers, and ends on errors and Ctrl-C.
+
+RUN = (
+    *("--strategy", "local", "--elastic"),
+    *("--workers", "3", "--batch-size", "24", "--timeout", "10"),
+    *("--strategy-option", "sync_every=5"),
+)
+
+
+@pytest.fixture
+def training(start: Callable[..., Started], tmp_path: Path) -> Callable[..., Started]:
+    """Start the training of a recipe, by default one with dropout."""
+    shutil.copy(Path(__file__).parents[1] / "small_recipes.py", tmp_path)
+    return lambda *options, recipe="small_recipes:with_dropout": start(
+        "-m", "paceline", "train", recipe, *RUN, *options
+    )
+
+
+def workers_of(run: Started, count: int) -> dict[int, int]:
+    """Wait until `count` workers run; return their process ids by worker number."""
+
+    def found() -> dict[int, int] | None:
+        lines = {pid: line for pid, line in run.members().items() if "runs.elastic" in line}
+        pids = {int(line.rsplit(" ", 2)[1]): pid for pid, line in lines.items()}
+        return pids if len(pids) == count else None
+
+    pids: dict[int, int] = awaited(found)
+    return pids
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_worker_is_restarted_and_the_run_succeeds(training, tmp_path, number) -> None:
+    run = training("--epochs", "120", "--json", "--checkpoint-every", "never")
+    lines = iter(run.process.stderr.readline, "")
+    assert any(line.startswith("epoch 2/") for line in lines)
+    before = workers_of(run, 3)
+    os.kill(before[number], signal.SIGKILL)
+    done = run.finish()
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert result["epochs"][-1]["number"] == 119
+    assert result["epochs"][-1]["test_loss"] < 0.2
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "model.safetensors").exists()
+
+
+def test_ctrl_c_ends_all_workers(training) -> None:
+    run = training("--epochs", "10000")
+    lines = iter(run.process.stderr.readline, "")
+    assert any(line.startswith("epoch 2/") for line in lines)
+    run.process.send_signal(signal.SIGINT)
+    done = run.finish()
+    assert done.code == 130, done.err
+    assert "Traceback" not in done.err
+
+
+RAISING = """
+import itertools
+import os
+from dataclasses import replace
+
+import small_recipes
+
+steps = itertools.count()
+
+
+class Raising(small_recipes.Network):
+    def forward(self, left, right):
+        if self.training and os.environ.get("RANK") == "1" and next(steps) == 30:
+            raise RuntimeError("bang")
+        return super().forward(left, right)
+
+
+def raising():
+    model = lambda: Raising(1, has_norm=True, dropout=0.2)
+    return replace(small_recipes.with_dropout(), model=model)
+"""
+
+
+def test_an_error_of_a_worker_ends_the_run_without_a_restart(training, tmp_path) -> None:
+    (tmp_path / "raising.py").write_text(RAISING)
+    done = training("--epochs", "10000", recipe="raising:raising").finish()
+    assert done.code == 1
+    errors = [line for line in done.err.splitlines() if "bang" in line]
+    assert ["worker 1 at raising.py" in line for line in errors] == [True]
+    assert "restarting" not in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (("--strategy-option", "worker_ids=0,3"), "worker_ids"),
+        (("--strategy-option", "sync_every=9999"), "sync_every"),
+        (("--strategy-option", "lighthouse=nowhere"), "lighthouse"),
+    ],
+)
+def test_wrong_options_are_refused(training, options, field) -> None:
+    done = training("--epochs", "2", *options).finish()
+    assert (done.code, refused_field(done.err)) == (2, field), done.err

@@ -195,6 +195,7 @@ def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: d
 
 
 SEARCH = {"forward_ms": 1.5, "strategy": "host", "options": {"chunk": "search"}}
+STUDY = {"workers": "1,2,4", "scaling": "weak", "kinds": "predicted"}
 CODECS = {"strategy": "subbatch", "codec": "gradients=none,activations=half"}
 
 
@@ -204,7 +205,7 @@ CODECS = {"strategy": "subbatch", "codec": "gradients=none,activations=half"}
         (validated_rehearsal, {"device": "p100"} | SEARCH),
         (validated_rehearsal, {"slowdown": "1,4", "input_shape": "3x8x8", "balance": "auto"}),
         (validated_rehearsal, {"device": "p100"} | CODECS),
-        (partial(validated, ScaleSettings), {"workers": "1,2,4", "kinds": "predicted"}),
+        (partial(validated, ScaleSettings), STUDY),
         (validated_profile, {"largest_batch": "8GiB"}),
     ],
 )
