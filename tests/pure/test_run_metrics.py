@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from findings import COMPUTES, EXCHANGES, advised, epoch, run
+from findings import COMPUTES, EXCHANGES, advised, epoch, run, run_result
 from paceline.core.cost import compute_lane
 from paceline.core.outcome import Traffic, UnevenWorker
 from paceline.core.plan import Kind
@@ -154,16 +154,9 @@ def test_more_or_fewer_epochs_are_advised(epochs, code):
 
 def asynchronous(config: object = None, batch_size: int = 64, **facts: object) -> Metrics:
     """Return the metrics of a run of strategy wheel with these `facts`."""
-    result = RunResult(
-        origin="measured",
-        id="run",
-        settings=TrainSettings(model="mlp", strategy="wheel", batch_size=batch_size),
-        strategy="wheel",
-        config=asdict(config or Wheel()),
-        machine={},
-        **{"samples_per_s": 100.0} | facts,
-    )
-    return of_run(result, None)
+    settings = TrainSettings(model="mlp", strategy="wheel", batch_size=batch_size)
+    known = {"strategy": "wheel", "config": asdict(config or Wheel()), "samples_per_s": 100.0}
+    return of_run(run_result(settings=settings, **known | facts), None)
 
 
 def test_the_rate_of_all_workers_is_compared_with_the_sum_of_their_own_rates():
