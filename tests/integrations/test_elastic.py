@@ -107,16 +107,13 @@ def training(start: Callable[..., Started], tmp_path: Path) -> Callable[..., Sta
     )
 
 
-def workers_of(run: Started, count: int) -> dict[int, int]:
-    """Wait until `count` workers run; return their process ids by worker number."""
-
-    def found() -> dict[int, int] | None:
-        lines = {pid: line for pid, line in run.members().items() if "runs.elastic" in line}
-        pids = {int(line.rsplit(" ", 2)[1]): pid for pid, line in lines.items()}
-        return pids if len(pids) == count else None
-
-    pids: dict[int, int] = awaited(found)
-    return pids
+def worker_of(run: Started, number: int) -> int:
+    """Wait until a worker runs; return its process id."""
+    arguments = f" {number} http://"  # its number and the lighthouse
+    found: list[int] = awaited(
+        lambda: [pid for pid, line in run.members().items() if arguments in line]
+    )
+    return found[0]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -124,8 +121,7 @@ def test_a_killed_worker_is_restarted_and_the_run_succeeds(training, tmp_path, n
     run = training("--epochs", "120", "--json", "--checkpoint-every", "never")
     lines = iter(run.process.stderr.readline, "")
     assert any(line.startswith("epoch 2/") for line in lines)
-    before = workers_of(run, 3)
-    os.kill(before[number], signal.SIGKILL)
+    os.kill(worker_of(run, number), signal.SIGKILL)
     done = run.finish()
     assert done.code == 0, done.err
     result = json.loads(done.out)
