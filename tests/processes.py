@@ -51,15 +51,6 @@ def beside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Fut
     return future
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
 def has_ended(pid: int, deadline_s: float = DEADLINE_S) -> bool:
     """Wait for a process, not necessarily a child; return whether it ended in time."""
     try:

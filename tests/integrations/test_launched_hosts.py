@@ -4,17 +4,15 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from host import Host
 from hosts import TwoHosts
-from wire import ADDRESSES, INTERFACE
+from wire import ADDRESSES
 
-from processes import DEADLINE_S
+from processes import DEADLINE_S, ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 
@@ -33,58 +31,43 @@ def shown(page: str) -> str:
     return re.sub(r"-m paceline train .*", f"-m paceline train {shlex.join(TRAINING)}", text)
 
 
-def on_both(
-    hosts: tuple[Host, ...], scripts: list[str], folders: list[Path], extra=({}, {})
-) -> None:
-    """Run a bash script on each host, and check that both succeed."""
-    own = str(Path(sys.executable).parent)
-    usual = os.environ | {
-        "PATH": f"{own}:{os.environ['PATH']}",
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    started = []
-    for host, script, folder, more in zip(hosts, scripts, folders, extra, strict=True):
-        folder.mkdir()
-        # A host has its own mounts, and its commands start in the root folder.
-        there = f"cd '{folder}' && {script}"
-        command = host.on_host("timeout", str(DEADLINE_S), "bash", "-c", there)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, env=usual | more, **pipes))
-    outputs = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)
+# The launchers set torch's variables themselves.
+UNSET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def is_trained_by_two(folder: Path) -> None:
-    (path,) = folder.glob("runs/*/result.json")
+def check_both_train(hosts: TwoHosts, folder: Path, *scripts: str, **variables: str) -> None:
+    """Run a bash script with these variables on each host, which must train as one of two workers.
+
+    `$HOST` is the number of the host in the scripts. The first host writes the result.
+    """
+    for number, script in enumerate(scripts):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "launch.sh").write_text(f"export HOST={number}\n{script}")
+    own = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = ENVIRONMENT | {"PATH": own} | variables
+    command = ["bash", "-c", f"cd $RANK && unset {' '.join(UNSET)} && exec bash launch.sh"]
+    finished = hosts.run(command, environment=environment, cwd=folder, deadline_s=DEADLINE_S)
+    assert [one.code for one in finished] == [0, 0], finished
+    (path,) = folder.glob("0/runs/*/result.json")
     result = json.loads(path.read_text())
     assert (result["settings"]["workers"], len(result["peak_memory_bytes"])) == (2, 2)
     assert result["settings"]["steps"] == 8
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> list[Path]:
-    return [tmp_path / "first", tmp_path / "second"]
-
-
-def test_the_commands_of_torchrun_train_on_two_hosts(hosts: TwoHosts, folders: list[Path]) -> None:
+def test_the_commands_of_torchrun_train_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
     text = shown("torchrun").replace("10.0.0.1", ADDRESSES[0])
     commands = re.findall(r"^torchrun .*$", text, re.MULTILINE)
     assert len(commands) == 2
-    on_both(hosts.hosts, commands, folders)
-    is_trained_by_two(folders[0])
+    check_both_train(hosts, tmp_path, *commands)
 
 
-def test_the_task_of_skypilot_trains_on_two_hosts(hosts: TwoHosts, folders: list[Path]) -> None:
-    run = yaml.safe_load(shown("skypilot"))["run"]
+def test_the_task_of_skypilot_trains_on_two_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
+    script = f"export SKYPILOT_NODE_RANK=$HOST\n{yaml.safe_load(shown('skypilot'))['run']}"
     known = {"SKYPILOT_NODE_IPS": "\n".join(ADDRESSES), "SKYPILOT_NUM_NODES": "2"}
-    ranks = [known | {"SKYPILOT_NODE_RANK": str(rank)} for rank in range(2)]
-    on_both(hosts.hosts, [run, run], folders, ranks)
-    is_trained_by_two(folders[0])
+    check_both_train(hosts, tmp_path, script, script, **known)
 
 
-def test_a_train_job_trains_with_the_variables_of_its_controller(hosts, folders):
+def test_a_train_job_trains_with_the_variables_of_its_controller(hosts, tmp_path):
     trainer = yaml.safe_load(shown("kubernetes"))["spec"]["trainer"]
     begin = trainer["args"].index("gpt2")
     command = [*trainer["command"], *trainer["args"][:begin], *TRAINING]
@@ -94,7 +77,5 @@ def test_a_train_job_trains_with_the_variables_of_its_controller(hosts, folders)
         "PET_MASTER_ADDR": ADDRESSES[0],
         "PET_MASTER_PORT": "29400",
     }
-    script = " ".join(f"'{word}'" for word in command)
-    ranks = [known | {"PET_NODE_RANK": str(rank)} for rank in range(2)]
-    on_both(hosts.hosts, [script, script], folders, ranks)
-    is_trained_by_two(folders[0])
+    script = f"export PET_NODE_RANK=$HOST\n{shlex.join(command)}"
+    check_both_train(hosts, tmp_path, script, script, **known)

@@ -10,7 +10,7 @@ from host import missing
 from hosts import TwoHosts
 
 from codec_training import check_poisoned, same
-from processes import DEADLINE_S
+from processes import DEADLINE_S, ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +30,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     if problem:
         pytest.skip(problem)
     command = [sys.executable, str(PROGRAM), *OTHER, *REFUSED, *POISONED_CASES]
-    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     place = tmp_path_factory.mktemp("hosts")
     with TwoHosts(rate=None) as hosts:
-        finished = hosts.run(command, 2, environment, cwd=place, deadline_s=2 * DEADLINE_S)
+        finished = hosts.run(command, 2, ENVIRONMENT, cwd=place, deadline_s=2 * DEADLINE_S)
     assert [one.code for one in finished] == [0, 0], "".join(one.err for one in finished)
     return dict(map(json.loads, finished[0].out.splitlines()))
 

@@ -12,7 +12,7 @@ from hosts import Finished, TwoHosts
 from safetensors.torch import load_file
 
 from paceline.records.machine_file import read_machine
-from processes import DEADLINE_S, Started
+from processes import DEADLINE_S, ENVIRONMENT, Started
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +25,10 @@ OnHosts = Callable[..., tuple[Finished, Finished]]
 @pytest.fixture
 def on_hosts(hosts: TwoHosts, tmp_path: Path) -> OnHosts:
     """Run `python ARGUMENTS` as `per_host` ranks on each host, and wait for both hosts."""
-    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
     def run(per_host: int, *arguments: str) -> tuple[Finished, Finished]:
         command = [sys.executable, *arguments]
-        return hosts.run(command, per_host, environment, cwd=tmp_path, deadline_s=DEADLINE_S)
+        return hosts.run(command, per_host, ENVIRONMENT, cwd=tmp_path, deadline_s=DEADLINE_S)
 
     return run
 

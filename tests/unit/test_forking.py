@@ -16,7 +16,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-import torch
 
 import forked
 from paceline.links.forking import forked_from_here
@@ -47,12 +46,6 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Process]:
 
 def opened(fd: int) -> Path:
     return Path(f"/proc/self/fd/{fd}").readlink()
-
-
-def test_a_fork_has_the_objects_of_its_parent_and_its_own_arguments(fork: Forked) -> None:
-    word = object()
-    done = fork(lambda *given: print(repr(word), given, sys.argv), "an", "argument")
-    assert done.stdout == f"{word!r} ('an', 'argument') ['forked', 'an', 'argument']\n"
 
 
 def test_outside_of_the_context_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,20 +188,6 @@ def test_buffered_output_is_written_once(fork: Forked, tmp_path: Path) -> None:
         file.write("line\n")
         fork(lambda: print("said"))
     assert (tmp_path / "log").read_text() == "line\n"
-
-
-def test_a_large_tensor_is_shared_and_not_copied(fork: Forked) -> None:
-    nbytes = 256 * 2**20
-    values = torch.ones(nbytes // 4)
-
-    def run() -> None:
-        assert float(values.sum()) == len(values)
-        rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        fields = [line.split() for line in rollup[1:]]
-        held = {name: int(kib) * 1024 for name, kib, *_ in fields if name.startswith("Private")}
-        print(sum(held.values()))
-
-    assert int(fork(run).stdout) < nbytes / 2
 
 
 def test_each_thread_has_the_objects_of_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:

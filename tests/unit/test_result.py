@@ -7,27 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from command_line import steps
-from findings import run_result
-from paceline.core.compare import compare
+from findings import run
 from paceline.core.outcome import ChunkTrial
-from paceline.core.settings import TrainSettings
 from paceline.records.result import read_result
 from paceline.report.run import result_tables
 from paceline.runs.progress import TerminalProgress
-from plan_rows import plan_row
 from refusals import refused
 
-RESULT = run_result(
-    id="20261121-000000-lenet5-abcd",
-    settings=TrainSettings(model="lenet5", options={"bucket_mb": 5}),
-    plans=(plan_row(),),
-    predicted_step_s=0.011,
-    step_s=0.010,
-    samples_per_s=6400,
-    comparison=compare(steps(1.5, "predicted"), steps(2.0, "measured")),
-    peak_memory_bytes=(1, 2),
-)
+RESULT = run({"forward": 0.011}, step_s=0.010, samples_per_s=6400)
 
 
 @pytest.fixture

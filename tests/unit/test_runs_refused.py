@@ -3,6 +3,7 @@
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from paceline.core.settings import TrainSettings
 from paceline.exchange.checkpoints import CHECKPOINTS
 from paceline.links.group import Group
 from paceline.links.launch import launch
+from paceline.links.rendezvous import process_group
 from paceline.runs.folder import run_folder
 from paceline.runs.launching import requested
 from paceline.runs.restarts import RunRequest, restarted
@@ -27,6 +29,18 @@ def train(tmp_path: Path, **values: object) -> None:
     known = {"model": "lenet5", "workers": 1, "profile_s": 0.02, "epochs": 1}
     request = requested("train", known | {"output": tmp_path / "runs"} | values, quiet=True)
     go_through(request, Group.alone(torch.device("cpu"), 60.0))
+
+
+def train_with_own_seed() -> None:
+    with process_group(30.0) as group, refused("seed"):
+        request = requested("train", {"model": "lenet5", "seed": group.rank}, quiet=True)
+        go_through(request, group)
+
+
+def test_ranks_with_different_settings_are_refused(pair: Any, tmp_path: Path) -> None:
+    """As on machines with different configuration files."""
+    pair(train_with_own_seed, group=False, cwd=tmp_path)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,26 +194,24 @@ def test_the_file_of_a_training_gives_the_same_settings(tmp_path: Path, asked: d
     assert again == wanted.model_copy(update={"resume": None})  # the file is in this folder
 
 
+SEARCH = {"forward_ms": 1.5, "strategy": "host", "options": {"chunk": "search"}}
+STUDY = {"workers": "1,2,4", "scaling": "weak", "kinds": "predicted"}
+CODECS = {"strategy": "subbatch", "codec": "gradients=none,activations=half"}
+
+
 @pytest.mark.parametrize(
-    "asked",
+    ("validate", "asked"),
     [
-        {"device": "p100", "forward_ms": 1.5, "strategy": "host", "options": {"chunk": "search"}},
-        {"slowdown": "1,4", "input_shape": "3x8x8", "balance": "auto"},
-        {"device": "p100", "strategy": "subbatch", "codec": "gradients=none,activations=half"},
+        (validated_rehearsal, {"device": "p100"} | SEARCH),
+        (validated_rehearsal, {"slowdown": "1,4", "input_shape": "3x8x8", "balance": "auto"}),
+        (validated_rehearsal, {"device": "p100"} | CODECS),
+        (partial(validated, ScaleSettings), STUDY),
+        (validated_profile, {"largest_batch": "8GiB"}),
     ],
 )
-def test_the_file_of_a_rehearsal_gives_the_same_settings(tmp_path: Path, asked: dict):
-    wanted = validated_rehearsal({"model": "lenet5"} | asked)
-    assert validated_rehearsal(written(tmp_path, wanted)) == wanted
-
-
-def test_the_files_of_studies_give_the_same_settings(tmp_path: Path):
-    scale = validated(
-        ScaleSettings, {"model": "mlp", "workers": "1,2,4", "scaling": "weak", "kinds": "predicted"}
-    )
-    assert validated(ScaleSettings, written(tmp_path, scale)) == scale
-    profile = validated_profile({"model": "mlp", "largest_batch": "8GiB"})
-    assert validated_profile(written(tmp_path, profile)) == profile
+def test_the_file_of_a_rehearsal_or_study_gives_the_same_settings(tmp_path, validate, asked):
+    wanted = validate(LENET5 | asked)
+    assert validate(written(tmp_path, wanted)) == wanted
 
 
 @given(st.dictionaries(WORDS, VALUES, max_size=5))

@@ -16,7 +16,7 @@ from paceline.core.timeline import Span, Timeline
 from paceline.links.group import Group
 from paceline.record import merge as module
 from paceline.record.merge import ClockOffset, clock_offset, gather_timeline, merge
-from paceline.record.trace import read_timeline, read_trace, write_trace
+from paceline.record.trace import read_trace, write_trace
 from refusals import refused
 
 NANOSECOND = 1.001e-9  # with a margin for rounding errors
@@ -124,18 +124,6 @@ def test_an_invalid_trace_is_refused_with_its_path(tmp_path, events, content):
     path.write_bytes(content)
     with refused(path):
         read_trace(path)
-
-
-def test_a_missing_file_or_timeline_is_refused_with_the_path(tmp_path):
-    path = tmp_path / "trace.json"
-    for missing in (path, tmp_path):
-        with refused(missing):
-            read_trace(missing)
-    write_trace(path, [Timeline(SMALL, "predicted")])
-    assert len(read_timeline(path, "predicted").spans) == 2
-    with refused(path) as caught:
-        read_timeline(path, "measured")
-    assert "measured" in caught.value.problem
 
 
 def reduction(rank: int, start: float, end: float, part: str = "0") -> Span:

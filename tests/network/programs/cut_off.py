@@ -24,9 +24,7 @@ RUN = [
 
 def sent_nbytes() -> int:
     """Return the bytes that this host has sent through its interface."""
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    found = next(line.split(":")[1] for line in lines if line.split(":")[0].strip() == INTERFACE)
-    return int(found.split()[8])
+    return int(Path("/sys/class/net", INTERFACE, "statistics", "tx_bytes").read_text())
 
 
 def link(state: str) -> None:
