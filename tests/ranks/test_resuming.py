@@ -233,16 +233,6 @@ def test_resuming_with_changed_settings_is_refused(pair: Ranks, tmp_path: Path) 
     assert found == [fields, fields]
 
 
-def train_with_another_seed() -> int | str:
-    with process_group(30.0) as group:
-        return attempt(group, HOST | {"seed": group.rank}, False)
-
-
-def test_ranks_with_different_settings_are_refused_before_training(pair: Ranks, tmp_path: Path):
-    assert pair(train_with_another_seed, group=False, cwd=tmp_path) == ["seed"] * 2
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("files", [[], ["checkpoints/.hidden"]])
 def test_a_folder_without_a_checkpoint_is_refused(pair: Ranks, tmp_path: Path, files) -> None:
     for name in files:

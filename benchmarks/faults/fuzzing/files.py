@@ -78,7 +78,7 @@ def _plan() -> PlanResult:
 
 
 def _scale() -> ScaleResult:
-    cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4), (16, 32)), cell(), failed())
+    cells = (*study({"allreduce": 1.0, "tree": 2.0}, (1, 2, 4)), cell(batch=32), failed())
     one = parts.Finding(code="exchange", metric="exposed", value=1, threshold=0.1, message="Wait.")
     about = {"id": "scale", "paceline": "0", "machine": {}}
     settings = ScaleSettings(model="lenet5", workers=(1, 2, 4), batch_size=(16, 32))

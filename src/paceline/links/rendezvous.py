@@ -151,16 +151,18 @@ def _gloo_group_of(
     return made
 
 
-def leave(process_group: dist.ProcessGroup) -> None:
+def leave(process_group: dist.ProcessGroup | int) -> None:
     """Close the connections of a group whose collectives have all succeeded on this rank.
 
-    If not all ranks of the default group have created it, the group stays open: PyTorch names it by
-    its ranks and the number of groups. Without it, the next group could have the same name, and
-    would connect to its former addresses, which are still in the store.
+    Does nothing on a rank outside of the group, where `new_group` returns an int. If not all ranks
+    of the default group have created the group, it stays open: PyTorch names it by its ranks and
+    the number of groups. Otherwise the next group could have the same name, and would connect to
+    this group's addresses, which are still in the store.
     """
-    if process_group.group_name.isdecimal():  # other groups are named by a hash
-        with suppress(ValueError):  # the user's program has already destroyed all process groups
-            dist.destroy_process_group(process_group)
+    if isinstance(process_group, int) or not process_group.group_name.isdecimal():
+        return  # a name that is not a number is a hash of the ranks
+    with suppress(ValueError):  # the user's program has already destroyed all process groups
+        dist.destroy_process_group(process_group)
 
 
 def with_own_connections(group: Group) -> Group:
