@@ -37,7 +37,7 @@ from paceline.training.models.paced import Stretched
 ALONE, AUTO = _ALWAYS = "fast worker alone", "auto"
 _BUCKETS_MB = (10, 25, 100)
 _NUM_ROUNDS, _NUM_SETTLING, _NUM_TIMED = 5, 3, 6
-_SHORTEST_S, _LONGEST_S = 0.5, 6.0  # total of a method's timed steps in a round
+_SHORTEST_S, _LONGEST_S = 0.5, 3.0  # total of a method's timed steps in a round
 _SETTLING_S = 2.0
 _HOPELESS, _FAR = 1.5, 3.0  # the latter for a first step, which constructs an exchange
 _MOST_CHOOSING = 200  # limit on the steps until the decision of `auto`
