@@ -154,10 +154,10 @@ def _gloo_group_of(
 def leave(process_group: dist.ProcessGroup | int) -> None:
     """Close the connections of a group whose collectives have all succeeded on this rank.
 
-    Does nothing on a rank outside of the group, where `new_group` returns an int. If not all ranks
-    of the default group have created the group, it stays open: PyTorch names it by its ranks and
-    the number of groups. Otherwise the next group could have the same name, and would connect to
-    this group's addresses, which are still in the store.
+    Does nothing on a rank outside of the group, where `new_group` returns an int. A group that was
+    not created by all ranks of the default group stays open, because PyTorch names it by its ranks
+    and the number of groups. After its end, the next group could have the same name, and would
+    connect to the former group's addresses, which are still in the store.
     """
     if isinstance(process_group, int) or not process_group.group_name.isdecimal():
         return  # a name that is not a number is a hash of the ranks
