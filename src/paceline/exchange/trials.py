@@ -72,12 +72,11 @@ class Trials(Choice):
             self.stop()
         elif have_shares_changed and not was_settled and self._num_restarts < _MAX_RESTARTS:
             self._num_restarts += 1
-            self._marks = self._marks[-1:]
             self.restart()
         else:
             steps = slowest(seconds_between(self._clock, self._marks))
-            self._marks = self._marks[-1:]
             self.add(steps, is_steady=not is_searched)
+        self._marks = self._marks[-1:]
         self._report(was_settled)
 
     def _have_shares_changed(self) -> bool:
