@@ -102,7 +102,7 @@ class Ranks:
     """A number of ranks, which the first call starts."""
 
     def __init__(self, size: int, num_gpus: int = 0) -> None:
-        from paceline.links.processes import KEEPING_MEMORY
+        from paceline.links.memory import KEEPING_MEMORY
         from processes import ENVIRONMENT, SET_BY_IMPORTS
 
         self.size = size

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.links import forkserver
-from paceline.links.processes import KEEPING_MEMORY, fork, module_command
+from paceline.links.memory import KEEPING_MEMORY
+from paceline.links.processes import fork, module_command
 
 DEADLINE_S = 600.0  # for hanging commands; no test fails for being slow
 ENDING_S = 30.0  # time for the kernel to end processes on a busy machine

@@ -148,7 +148,7 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
         yield None, chosen
         return
     decisions, model = list[str](), copy.deepcopy(setup.model).train()
-    candidates = candidates_of(group, forecasts, decisions.append)
+    candidates, unlikely = candidates_of(group, forecasts, decisions.append)
     with ExitStack() as stack:
         if setup.factor is not None:
             stack.callback(Stretched(model, setup.factor).remove)
@@ -159,6 +159,7 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
             candidates,
             clock,
             found.slow,
+            unlikely,
             on_decision=decisions.append,
             shares=lambda: sampler.shares,
         )

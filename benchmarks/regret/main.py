@@ -10,6 +10,7 @@ from cell import ALONE, AUTO
 from hosts import TwoHosts, on_hosts
 
 from figures import Part, table
+from paceline.links.memory import KEEPING_MEMORY
 from ranks import on_ranks
 
 _HERE = Path(__file__).parent
@@ -52,7 +53,9 @@ def measure(link: str, quick: bool) -> dict[str, Any]:
             found[case] = on_ranks(_HERE, "cell", 2, quick, case=case)
         else:
             with TwoHosts(*wire) as hosts:
-                found[case] = on_hosts(hosts, _HERE, "cell", quick, (case,))
+                # as `train` does for each rank, for example under torchrun
+                kept = {"environment": KEEPING_MEMORY}
+                found[case] = on_hosts(hosts, _HERE, "cell", quick, (case,), **kept)
         print(link, case, f"{_regret(found[case]):.3f}", found[case]["choice"], flush=True)
     return found
 

@@ -17,7 +17,7 @@ from paceline.core.workload import Workload
 from paceline.exchange.step import Share
 from paceline.links.clock import clock_for
 from paceline.links.group import Group
-from paceline.links.processes import KEEPING_MEMORY
+from paceline.links.memory import KEEPING_MEMORY
 from paceline.record.recorder import Recorder
 from paceline.records.machine_file import find_machine
 from paceline.strategies.subbatch.build import split

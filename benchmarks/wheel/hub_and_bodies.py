@@ -10,7 +10,7 @@ from typing import Any
 from hosts import TwoHosts, on_hosts
 from wire import ADDRESSES
 
-from paceline.links.processes import KEEPING_MEMORY
+from paceline.links.memory import KEEPING_MEMORY
 from paceline.rpc.keys import generate_keys
 
 HERE = Path(__file__).parent

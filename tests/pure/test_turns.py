@@ -43,6 +43,13 @@ def test_the_fastest_alternative_is_chosen_after_its_turns(names, seconds, turns
     assert turns == "" or choice.seconds == {name: seconds.get(name, 1.0) for name in names}
 
 
+@pytest.mark.parametrize("unlikely", ["", "h"])
+def test_one_slow_turn_confirms_a_prediction(unlikely):
+    choice = Choice("ph", unlikely=unlikely)
+    used = chosen(choice, lambda name, _: 1.2 if name == "h" else 1.0)
+    assert (choice.name, used.count("h")) == ("p", 9 if unlikely else 15)
+
+
 @pytest.mark.parametrize(
     "takes",
     [

@@ -40,14 +40,17 @@ def compared(
     parts: tuple[int, int],
     late_s: Sequence[float],
     predicted_s: Sequence[float] = (),
+    disturbed_s: float = 0.0,
 ) -> tuple[Comparison, int]:
     """Compare one rank alone with each exchange; also return the number of steps with an exchange.
 
     `late_s`: seconds by which each exchange delays a step; by default one exchange without delay.
-    `predicted_s`: predicted step time of each exchange; by default 0.
-    With `late_s`, the computation takes 20 ms per sample.
+    `predicted_s`: predicted step time of each exchange; by default 0. `disturbed_s`: seconds by
+    which another program delays the steps of the first turn. With `late_s`, the computation takes
+    20 ms per sample.
     """
     steps: list[float] = []
+    disturbances = [disturbed_s]
     with rehearsing(slowdown=slowdown, batch_size=sum(parts)) as (runner, group, config):
         before = [one.clone() for one in runner.setup.model.parameters()]
 
@@ -56,7 +59,8 @@ def compared(
             time.sleep(seconds)
 
         def replicate(module: nn.Module, seconds: float) -> ModelReplica:
-            module.register_forward_hook(lambda *_: late(seconds))
+            late_s = seconds + (disturbances.pop() if disturbances else 0.0)
+            module.register_forward_hook(lambda *_: late(late_s))
             return STRATEGY.runner().replica(module, config=config, group=group)
 
         if late_s:
@@ -94,8 +98,15 @@ def test_a_rank_alone_must_be_faster_than_each_exchange(
 @pytest.mark.parametrize(("late_s", "is_close"), [(0.8, False), (0.0, False), (0.16, True)])
 def test_only_a_close_comparison_needs_many_steps(pair, late_s, is_close):
     """One rank alone needs 320 ms, both need 160 ms and the delay."""
-    for _, num_steps in pair(compared, "1,1", (8, 8), (late_s,)):
+    for _, num_steps in pair(compared, "1,1", (8, 8), (late_s,), (0.4,)):
         assert (num_steps > 4) == is_close
+
+
+@pytest.mark.parametrize("predicted_s", [0.16, 0.5])
+def test_an_exchange_slower_than_its_prediction_has_a_second_turn(pair, predicted_s):
+    """One rank alone needs 320 ms, both need 160 ms, or 560 ms in the first turn."""
+    for found, _ in pair(compared, "1,1", (8, 8), (0.0,), (predicted_s,), 0.4):
+        assert found.is_alone_faster == (predicted_s > 0.32)
 
 
 def test_no_exchange_is_tried_that_is_predicted_to_be_hopeless(pair):

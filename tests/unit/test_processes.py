@@ -14,8 +14,8 @@ import pytest
 import forked
 from paceline.links import forkserver
 from paceline.links.forking import forked_from_here
+from paceline.links.memory import KEEPING_MEMORY
 from paceline.links.processes import (
-    KEEPING_MEMORY,
     end,
     module_command,
     output,
@@ -216,7 +216,8 @@ child = start(module_command("waits", "argument"))
 SERVED = """
 import os, sys
 from paceline.links import forkserver
-from paceline.links.processes import KEEPING_MEMORY, module_command, start
+from paceline.links.memory import KEEPING_MEMORY
+from paceline.links.processes import module_command, start
 with forkserver.open_server(("json",), KEEPING_MEMORY | os.environ):
     child = start(module_command("forked", "import signal; signal.pause()"))
     print(child.pid, int(open(f"/proc/{child.pid}/stat").read().split()[3]), flush=True)
@@ -265,6 +266,41 @@ def test_a_process_whose_parent_is_gone_already_dies_at_once() -> None:
     code += f"die({os.getppid()})\nprint('alive')"  # this process is the parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+MAPPED = """
+import ctypes, torch
+from paceline.runs.rank import as_rank
+
+class Usage(ctypes.Structure):  # struct mallinfo2; `hblks` is the number of mapped allocations
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks rest".split()]
+    _fields_[4] = ("rest", ctypes.c_size_t * 6)
+
+def num_mapped():
+    malloc = ctypes.CDLL(None).mallinfo2
+    malloc.restype = Usage
+    return malloc().hblks
+
+def run(group):
+    before = num_mapped()
+    large = torch.ones(2**25)
+    print(num_mapped() - before)
+
+as_rank(run, 60.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"), [({}, "0"), ({"MALLOC_MMAP_THRESHOLD_": "65536"}, "1")]
+)
+def test_a_rank_of_torchrun_keeps_freed_memory_unless_the_user_sets_another_limit(
+    environment: dict[str, str], expected: str
+) -> None:
+    """Malloc returns an allocation to the kernel if it has mapped it alone."""
+    command = [sys.executable, "-c", MAPPED]
+    alone = os.environ | {"RANK": "0", "WORLD_SIZE": "1"} | environment
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 # The fork server

@@ -11,7 +11,7 @@ from paceline.core.reading import validated
 from paceline.core.settings import RehearseSettings, TrainSettings
 from paceline.core.timeline import Origin
 from paceline.links.forkserver import open_server
-from paceline.links.processes import KEEPING_MEMORY
+from paceline.links.memory import KEEPING_MEMORY
 from paceline.records.settings import PlanSettings
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from statistics import median
 
 _WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
-# Replaces `HOPELESS` after an alternative's first turn: warm-up and other programs may slow it.
+# Replaces `HOPELESS` after a first turn, which warm-up and other programs may slow, unless the
+# alternative was predicted to be slow, too.
 _HOPELESS_AT_FIRST = 1.5
 _NUM_SETTLING = 3
 _DOUBTFUL = 0.05  # an unused alternative that is faster by this fraction needs further turns
@@ -31,15 +32,18 @@ class Choice:
     """Times alternatives in turns, uses the fastest, and chooses again when step times change.
 
     `names`: the alternatives, the simplest first. `slow`: alternatives known to be slower than
-    another, and timed only when step times change. `name`: the alternative of the next steps. Each
-    turn has `num_settling` untimed steps, in which threads and buffers adapt, and then `num_timed`
-    timed steps.
+    another, and timed only when step times change. `unlikely`: alternatives predicted to be slower
+    than another by the factor `HOPELESS`, which one slow turn confirms. `name`: the alternative of
+    the next steps. Each turn has `num_settling` untimed steps, in which threads and buffers adapt,
+    and then `num_timed` timed steps.
     """
 
     num_timed = 6
 
-    def __init__(self, names: Sequence[str], slow: Collection[str] = ()) -> None:
-        self._names = list(names)
+    def __init__(
+        self, names: Sequence[str], slow: Collection[str] = (), unlikely: Collection[str] = ()
+    ) -> None:
+        self._names, self._unlikely = list(names), unlikely
         self.name = names[0]
         self._left = list[str]()  # the alternatives of the turns that are left
         self._former: str | None = None  # the alternative chosen before the turns
@@ -142,7 +146,7 @@ class Choice:
 
     def _hopeless(self, name: str) -> float:
         is_first_turn = len(self._steps[name]) <= self.num_timed
-        return _HOPELESS_AT_FIRST if is_first_turn else HOPELESS
+        return _HOPELESS_AT_FIRST if is_first_turn and name not in self._unlikely else HOPELESS
 
     def _choose(self) -> None:
         if len(self._steps.keys() - self._slow) < 2:

@@ -25,6 +25,7 @@ from paceline.training.models.paced import Stretched
 
 ALONE = "alone"
 _NUM_SETTLING, _NUM_TIMED = 2, 4  # numbers of untimed warm-up steps and of timed steps
+_NUM_SETTLING_ALONE, _NUM_TIMED_ALONE = 1, 3
 # Limits of (step time of all ranks together) / (step time of one rank alone). If the exchange that
 # is predicted to be fastest has a predicted ratio above `_FAR_PREDICTED`, none is tried. If its
 # measured ratio is above `_FAR`, others are tried only if predicted below `_NEAR_PREDICTED`.
@@ -32,6 +33,9 @@ _FAR, _FAR_PREDICTED, _NEAR_PREDICTED = 1.3, 2.0, 1.2
 # Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
 # `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
+# If the prediction for all ranks is below this fraction of the time alone, but the measured time is
+# longer than alone, all ranks have a second turn: another program may have slowed the first.
+_CONTRADICTED = 0.95
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
 Replicate = Callable[[nn.Module], ModelReplica]
@@ -102,6 +106,9 @@ def compare_with_alone(
             break
         if is_close or predicted_s[name] <= _NEAR_PREDICTED * median(alone_s):
             seconds[name] = together(name)
+    is_contradicted = predicted_s[first] < _CONTRADICTED * median(alone_s)
+    if is_contradicted and _is_faster_than_each(alone_s, seconds):
+        seconds[first] = min(seconds[first], together(first), key=median)
     together_s = {name: median(steps) for name, steps in seconds.items()}
     return Comparison(median(alone_s), together_s, _is_faster_than_each(alone_s, seconds))
 
@@ -120,12 +127,12 @@ def _is_clear(
 
 def _steps_alone(step: Step, group: Group) -> list[float]:
     seconds = _steps(step, group, 1)
-    while (left := _NUM_SETTLING + _NUM_TIMED - len(seconds)) > 0:
+    while (left := _NUM_SETTLING_ALONE + _NUM_TIMED_ALONE - len(seconds)) > 0:
         # All ranks synchronize after each call of `_steps`, which delays the next step. To
         # synchronize rarely, one call takes several short steps, for at most `_LONGEST_WAIT_S`.
         most = max(1, int(_LONGEST_WAIT_S / seconds[-1]))
         seconds += _steps(step, group, min(left, most))
-    return seconds[_NUM_SETTLING:]
+    return seconds[_NUM_SETTLING_ALONE:]
 
 
 def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[float]:

@@ -21,12 +21,11 @@ _MAX_RESTARTS = 2
 class Trials(Choice):
     """Chooses the fastest of several exchanges, or codecs, by step times measured in training.
 
-    `names`: the exchanges. `slow`: those that are known to be slow, and tried only when the time of
-    steps changes. Trials end after at most `last_step` steps. `on_decision(text)` is called after
-    each choice. `shares`: returns each rank's number of samples per step, if batches are balanced;
-    times with very different shares are not comparable. A step's time is the slowest rank's; since
-    all ranks compare the same times, they make the same choice. Attribute `num_searched`: number of
-    steps before the last choice.
+    `names`, `slow`, `unlikely`: the exchanges, as in `Choice`. Trials end after at most `last_step`
+    steps. `on_decision(text)` is called after each choice. `shares`: returns each rank's number of
+    samples per step, if batches are balanced; times with very different shares are not comparable.
+    A step's time is the slowest rank's; since all ranks compare the same times, they make the same
+    choice. Attribute `num_searched`: number of steps before the last choice.
     """
 
     def __init__(
@@ -34,11 +33,12 @@ class Trials(Choice):
         names: Iterable[str],
         clock: Clock,
         slow: Collection[str] = (),
+        unlikely: Collection[str] = (),
         last_step: float = inf,
         on_decision: Callable[[str], None] = lambda text: None,
         shares: Callable[[], Sequence[int]] = lambda: (),
     ) -> None:
-        super().__init__(tuple(names), slow=slow)
+        super().__init__(tuple(names), slow, unlikely)
         self._clock, self._last_step, self._on_decision = clock, last_step, on_decision
         self._shares, self._shares_before, self._num_restarts = shares, tuple(shares()), 0
         self._num_exchanged = self.num_searched = 0

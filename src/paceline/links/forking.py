@@ -15,7 +15,6 @@ Forks have the objects that existed when the `with` block began, in copy-on-writ
 not inherit sockets or pipes. A file open for reading gets a separate position in each fork.
 """
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -43,10 +42,10 @@ from paceline.links.forkserver import (
     die_with_parent,
     listen,
 )
+from paceline.links.memory import keep_memory
 from paceline.links.signals import SIGNALS
 
 _OPEN = Path("/proc/self/fd")
-_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # codes of mallopt(3)
 _CHECK_S = 60.0  # deadline for the GPU test in a fork (`main`): GPU drivers may be slow
 
 
@@ -176,9 +175,7 @@ def _run_module(request: ForkRequest) -> None:
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         new = open(fd, mode, buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
-    # malloc reads these environment variables only at a program's start, so call mallopt here.
-    for variable, number in _MALLOPT.items():
-        ctypes.CDLL(None).mallopt(number, min(int(os.environ[variable]), 2**31 - 1))
+    keep_memory()
     sys.argv = request.command[1 + len(OF_WORKERS) :]
     importlib.import_module(sys.argv[0]).main()
 

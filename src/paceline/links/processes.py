@@ -35,10 +35,8 @@ from paceline.links.forkserver import (
     die_with_parent,
     run_module,
 )
+from paceline.links.memory import KEEPING_MEMORY
 
-# Environment variables with which malloc keeps freed memory for the next step: each page returned
-# to the kernel would cost a page fault when it is used again.
-KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 STANDARD_ERROR = 2
 TERMINATION_S = 2.0  # time for a process to end its own children and write its results
 _ANSWER_S = 120.0  # deadline for an answer of a fork server that still imports modules

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from paceline.core.errors import InvalidInput
 from paceline.core.outcome import Outcome
 from paceline.core.settings import RunSettings, TrainSettings
 from paceline.core.strategy import Strategy, gradient_codec
+from paceline.core.turns import HOPELESS
 from paceline.core.wire_format import AUTO as CODEC_AUTO
 from paceline.core.wire_format import wire_format
 from paceline.exchange.alone import Comparison, compare_with_alone
@@ -152,17 +153,24 @@ def _of_one_worker(session: TrainingSession) -> Forecast:
         return forecast_with(session, runner, strategy, session.config)
 
 
+class Candidates(NamedTuple):
+    """The exchanges that may be fastest: `Method`s by name, the simplest first.
+
+    `unlikely`: the names of those that are predicted to be much slower than the best.
+    """
+
+    methods: Mapping[str, Method]
+    unlikely: Sequence[str]
+
+
 def candidates_of(
     group: Group, forecasts: Sequence[Forecast], decide: Callable[[str], None]
-) -> dict[str, Method]:
-    """Return the exchanges that may be fastest, as `Method`s by name, the simplest first.
-
-    Calls `decide` with a text that lists the exchanges with their predicted step times.
-    """
+) -> Candidates:
+    """Select the exchanges to try; call `decide` with a text of their predicted step times."""
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
     by_name = {one.exchange: one for one in forecasts if one.exchange in predicted}
-    limit_s = _UNTRIED * min(predicted.values())
+    best_s = min(predicted.values())
 
     def simplicity(name: str) -> tuple[bool, int]:
         found = by_name[name]
@@ -171,17 +179,18 @@ def candidates_of(
     # Torch's own all-reduce is always tried, and comes first, because a tie selects the earlier
     # exchange. Exchanges with codecs come last.
     simplest, *others = sorted(by_name, key=simplicity)
-    names = [simplest, *(name for name in others if predicted[name] <= limit_s)]
+    names = [simplest, *(name for name in others if predicted[name] <= _UNTRIED * best_s)]
     if group.world_size == 1:
         names = names[:1]  # nothing is exchanged
     else:
         shown = [f"{name} {duration(step_s)}" for name, step_s in predicted.items()]
         decide(f"auto: trying {', '.join(names)}; predicted {', '.join(shown)} a step")
     chosen = {name: by_name[name] for name in names}
-    return {
+    methods = {
         name: find_strategy(one.strategy).runner().method(one.config)
         for name, one in chosen.items()
     }
+    return Candidates(methods, [name for name in names if predicted[name] > HOPELESS * best_s])
 
 
 def worth_trying(forecasts: Sequence[Forecast]) -> list[Forecast]:
@@ -214,7 +223,7 @@ def train_best(
         logger.info("%s", why)
 
     by_name = {one.exchange: one for one in forecasts}
-    candidates = candidates_of(group, forecasts, decide)
+    candidates, unlikely = candidates_of(group, forecasts, decide)
     steps = runner.setup.epoch_steps
     traced = traced_steps(steps)
     # the reducer that is used last needs a few steps of warm-up before the trace
@@ -224,6 +233,7 @@ def train_best(
         candidates,
         clock_for(group.device),
         slow,
+        unlikely,
         last_step,
         decide,
         shares=lambda: () if sampler is None else sampler.shares,

@@ -15,6 +15,7 @@ from paceline.links.cores import share_cores
 from paceline.links.failpoints import reach
 from paceline.links.failures import REPORTED, STOPPED, publish, tell_left
 from paceline.links.group import Group
+from paceline.links.memory import keep_memory
 from paceline.links.processes import is_started_by_parent
 from paceline.links.rendezvous import process_group
 from paceline.links.signals import handled_by, participle, say
@@ -34,6 +35,7 @@ def as_rank(
     single rank exchanges gradients with itself.
     """
     rank = os.environ.get("RANK", "0")
+    keep_memory()  # torchrun does not set malloc's environment variables
     log_to_stderr(quiet=rank != "0")
     group: Group | None = None
     early: list[int] = []  # signals that arrive before the ranks connect
