@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from paceline.core.balance import apportion
+from paceline.core.balance import Balance
 from paceline.core.chunks import ChunkTuner, PredictedSearch, RuntimeSearch, candidates
 from paceline.core.compare import conform
 from paceline.core.outcome import ChunkTrial, Outcome, SentShare
@@ -114,8 +114,8 @@ class ReplicaRunner:
 
     def _balance(self, sampler: BalancedSampler) -> None:
         """Set batch sizes by the ranks' profiled speeds, so that the first steps are fast."""
-        speeds = [1 / seconds for seconds in self.rank_seconds()]
-        shares = apportion(sampler.batch_size, speeds, sampler.most)
+        balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
+        shares = balance.record(self.rank_seconds())  # equal if speeds are equal up to noise
         # use rank 0's batch sizes on all ranks, because the ranks' profiles may differ
         sampler.update(self._session.group.gather(shares)[0])
 
