@@ -34,7 +34,7 @@ _FAR, _FAR_PREDICTED, _NEAR_PREDICTED = 1.3, 2.0, 1.2
 # `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
 # If the prediction for all ranks is below this fraction of the time alone, but the measured time is
-# longer than alone, all ranks have a second turn: another program may have slowed the first.
+# above it by less than `_FAR`, all ranks have a second turn: a program may have slowed the first.
 _CONTRADICTED = 0.95
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
@@ -107,7 +107,7 @@ def compare_with_alone(
         if is_close or predicted_s[name] <= _NEAR_PREDICTED * median(alone_s):
             seconds[name] = together(name)
     is_contradicted = predicted_s[first] < _CONTRADICTED * median(alone_s)
-    if is_contradicted and _is_faster_than_each(alone_s, seconds):
+    if is_close and is_contradicted and _is_faster_than_each(alone_s, seconds):
         seconds[first] = min(seconds[first], together(first), key=median)
     together_s = {name: median(steps) for name, steps in seconds.items()}
     return Comparison(median(alone_s), together_s, _is_faster_than_each(alone_s, seconds))

@@ -1,7 +1,7 @@
 """Make malloc keep freed memory for the next step, instead of returning it to the kernel.
 
-Each returned page costs a page fault when the next step uses it again. For large tensors these
-faults can take a third of a step.
+Each returned page costs a page fault when the next step uses it again. With large tensors these
+faults can take a quarter of a step.
 """
 
 import ctypes
