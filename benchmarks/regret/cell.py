@@ -155,14 +155,8 @@ def _auto(session: TrainingSession, runner: ReplicaRunner) -> Iterator[tuple[Any
         clock = clock_for(group.device)
         assert setup.sampler is not None
         sampler = setup.sampler
-        trials = Trials(
-            candidates,
-            clock,
-            found.slow,
-            unlikely,
-            on_decision=decisions.append,
-            shares=lambda: sampler.shares,
-        )
+        known = {"on_decision": decisions.append, "shares": lambda: sampler.shares}
+        trials = Trials(candidates, clock, found.slow, unlikely, **known)
         tried = Trying(model, candidates, trials, group=group, gradient_as_bucket_view=True)
         stack.callback(tried.close)
         replica = Balanced(tried, model, group, sampler, weighs=False)
