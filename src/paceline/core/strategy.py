@@ -142,7 +142,8 @@ class Running:
     """Module with `start(session)`, a context manager of a `paceline.exchange.session.Runner`.
 
     Strategies in which each rank has a whole model import `start` from `paceline.exchange.replicas`
-    and define `replica(module, config, group)`.
+    and define `replica(module, config, group)`. Exchanges that `auto` may choose also define
+    `method(config)`.
     """
 
     roles: Callable[[Any], tuple[Role, ...]] = lambda config: (Role("rank", config.workers),)

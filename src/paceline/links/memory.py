@@ -1,7 +1,8 @@
 """Make malloc keep freed memory for the next step, instead of returning it to the kernel.
 
 Each returned page costs a page fault when the next step uses it again. With large tensors these
-faults can take a quarter of a step.
+faults can take a quarter of a step. Processes that Paceline starts get `KEEPING_MEMORY` in their
+environment; forks and ranks of torchrun, which have started already, call `keep_memory`.
 """
 
 import ctypes
@@ -13,9 +14,9 @@ _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # codes
 
 
 def keep_memory() -> None:
-    """Apply `KEEPING_MEMORY` to this process, which malloc has read at its start only.
+    """Make this running process keep freed memory, as `KEEPING_MEMORY` does at a process's start.
 
-    A value that the user has set in the environment has priority.
+    A value that the user has set in the environment has priority. mallopt takes values up to 2 GiB.
     """
     for variable, number in _MALLOPT.items():
         value = int(os.environ.get(variable, KEEPING_MEMORY[variable]))
