@@ -33,8 +33,8 @@ _FAR, _FAR_PREDICTED, _NEAR_PREDICTED = 1.3, 2.0, 1.2
 # Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
 # `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
-# If the prediction for all ranks is below this fraction of the time alone, but the measured time is
-# above it by less than `_FAR`, all ranks have a second turn: a program may have slowed the first.
+# All ranks have a second turn if they were predicted to take less than this fraction of the time
+# alone, but took 1 to `_FAR` times as long: another program may have slowed the first turn.
 _CONTRADICTED = 0.95
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
