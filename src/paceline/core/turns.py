@@ -16,8 +16,8 @@ from statistics import median
 
 _WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
-# Replaces `HOPELESS` after a first turn, which warm-up and other programs may slow, unless the
-# alternative was predicted to be slow, too.
+# Replaces `HOPELESS` after an alternative's first turn, which warm-up and other programs may slow.
+# `HOPELESS` applies even then if the alternative is in `unlikely`: predicted to be slow.
 _HOPELESS_AT_FIRST = 1.5
 _NUM_SETTLING = 3
 _DOUBTFUL = 0.05  # an unused alternative that is faster by this fraction needs further turns

@@ -8,13 +8,13 @@ environment; forks and ranks of torchrun, which have started already, call `keep
 import ctypes
 import os
 
-# Environment variables with which malloc keeps freed memory, if set before a program starts.
+# Malloc keeps freed memory in a process that starts with these environment variables.
 KEEPING_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 _MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}  # codes of mallopt(3)
 
 
 def keep_memory() -> None:
-    """Make this running process keep freed memory, as `KEEPING_MEMORY` does at a process's start.
+    """Make malloc keep freed memory in this process, which has started without `KEEPING_MEMORY`.
 
     A value that the user has set in the environment has priority. mallopt takes values up to 2 GiB.
     """

@@ -166,7 +166,7 @@ class Candidates(NamedTuple):
 def candidates_of(
     group: Group, forecasts: Sequence[Forecast], decide: Callable[[str], None]
 ) -> Candidates:
-    """Select the exchanges to try; call `decide` with a text of their predicted step times."""
+    """Select the exchanges to try; pass `decide` a text that lists their predicted step times."""
     # Profiles differ between ranks, so rank 0 decides for all.
     predicted = group.gather({one.exchange: one.step_s for one in worth_trying(forecasts)})[0]
     by_name = {one.exchange: one for one in forecasts if one.exchange in predicted}
