@@ -127,6 +127,39 @@ def test_shares_do_not_oscillate_if_a_rank_with_more_samples_seems_slower() -> N
     assert max(balance.shares) <= 65
 
 
+def test_shares_that_fixed_costs_hold_are_left_by_a_trial() -> None:
+    def longest(fast: int, slow: int) -> float:
+        return max(26.0 * fast, 120.0 + 74.0 * slow)
+
+    balance = Balance(16, 2)
+    balance.shares = (14, 2)  # in proportion to the times, the second rank must not get another
+    rounds(balance, [0.0, 120.0], [26.0, 74.0], 8)
+    assert balance.shares == min([(16 - n, n) for n in range(1, 16)], key=lambda n: longest(*n))
+
+
+def test_a_trial_that_does_not_help_is_undone_and_repeated_ever_more_rarely() -> None:
+    balance, tried, steps = Balance(16, 2), 0, 0
+    balance.shares = (14, 2)
+    while steps < 4000:
+        steps += balance.interval
+        # with a third sample, the second rank needs more memory than its cache has
+        balance.record([26.0, 130.0 if balance.shares[1] == 2 else 200.0])
+        tried += balance.shares != (14, 2)
+    assert 1 <= tried <= 6
+    assert balance.record([26.0, 13.0]) != (14, 2)
+
+
+@given(bounded(), st.floats(0, 1e6))
+@example((64, [1.0, 9.0], [40, 24]), 0.0)
+@example((1, [1.0, 1.0, 1.0], [None] * 3), 0.0)
+def test_all_rounds_assign_the_whole_batch_within_memory(case, fixed) -> None:
+    num_samples, each, most = case
+    balance = Balance(num_samples, len(each), most)
+    for shares in rounds(balance, [fixed] * len(each), each, 12):
+        assert sum(shares) == num_samples
+        assert all(bound is None or own <= bound for own, bound in zip(shares, most, strict=True))
+
+
 def test_a_change_of_speed_changes_the_shares_and_shortens_the_interval() -> None:
     balance = Balance(100, 2)
     for _ in range(5):

@@ -19,6 +19,7 @@ from paceline.exchange.session import Progress, TrainingSession
 from paceline.links.group import Group
 from paceline.links.rendezvous import joined
 from paceline.strategies import EXCHANGES
+from paceline.training.data.sampler import BalancedSampler
 
 STRATEGY = EXCHANGES["allreduce"]
 
@@ -140,3 +141,32 @@ def test_training_begins_with_shares_by_the_profile(pair):
     assert first[0] > 3 * first[1]
     assert later == [32, 32]
     assert results[1] == results[0]
+
+
+class Prefetching(SpeedMeter):
+    """Measures batches that were drawn two calls before; rank 1 is slow."""
+
+    def __init__(self, sampler: BalancedSampler) -> None:
+        super().__init__(torch.device("cpu"))
+        self.drawn = [sampler.shares[sampler.rank]] * 2
+        self.sampler = sampler
+
+    def seconds_per_sample(self) -> float | None:
+        self.drawn.append(self.sampler.shares[self.sampler.rank])
+        self.num_samples = self.drawn.pop(0)
+        return (0.12 / self.num_samples + 0.074) if self.sampler.rank else 0.026
+
+
+def shares_of_prefetched_batches() -> tuple[int, ...]:
+    group = joined(torch.device("cpu"), 30.0)
+    sampler = BalancedSampler(160, 16, group.rank, 2)
+    sampler.update((14, 2))
+    shares = BalancedShares(sampler, group, Prefetching(sampler), lambda *_: ())
+    for _ in range(200):
+        shares.step()
+    return sampler.shares
+
+
+def test_shares_are_changed_only_by_times_of_the_current_shares(pair):
+    # with 14 + 2 samples, rank 0 needs 364 ms; with 13 + 3, rank 1 needs 342 ms
+    assert pair(shares_of_prefetched_batches) == [(13, 3), (13, 3)]

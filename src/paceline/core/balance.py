@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
-from math import sqrt
+from math import inf, sqrt
 
 
 def apportion(
@@ -71,6 +71,8 @@ class Balance:
     slowest rank would finish earlier by more than a tolerance, so that noise does not change them.
     The tolerance shrinks as `interval` grows, because longer measurements have less noise. Shares
     need several calls to converge, because fixed costs make seconds per sample depend on the share.
+    If shares are stable but a rank waits for the others, `record` tries a larger change for one
+    interval, as if half of each rank's time were fixed, and undoes it if steps are not faster.
     """
 
     def __init__(
@@ -81,6 +83,9 @@ class Balance:
         self._excluded: set[int] = set()
         self.shares = apportion(batch_size, [1.0] * num_ranks, most)
         self.interval = _FIRST_INTERVAL
+        self._tried_from: tuple[tuple[int, ...], float] | None = None  # old shares, their seconds
+        # Calls of `record` with the longest interval until the next trial, and after that trial.
+        self._until_trial, self._pause = 0, 1
 
     @property
     def samples_per_s(self) -> tuple[float | None, ...]:
@@ -93,6 +98,14 @@ class Balance:
         `seconds`: None for a rank without samples. Also sets `interval`, the number of steps until
         the next call, which doubles while the shares do not change.
         """
+        tried_from, self._tried_from = self._tried_from, None
+        if tried_from is not None:
+            old_shares, old_s = tried_from
+            if _slowest_s(self.shares, seconds) > (1 - _TOLERANCE * _LEAST_PART) * old_s:
+                self.shares, self.interval = old_shares, _FIRST_INTERVAL
+                return self.shares
+            pairs = zip(self._seconds, seconds, strict=True)
+            self._seconds = [old if new is None else new for old, new in pairs]
         for rank, new in enumerate(seconds):
             old = self._seconds[rank]
             if new is None:  # assume that the rank becomes faster, so that it gets samples again
@@ -119,13 +132,39 @@ class Balance:
         ]
         shares = apportion(self._batch_size, speeds, self._most)
 
-        def slowest_s(split: Sequence[int]) -> float:
-            return max(share * one for share, one in zip(split, believed, strict=True))
-
+        slowest_s = _slowest_s(self.shares, believed)
         must_go = any(self.shares[rank] for rank in self._excluded)
         tolerance = _TOLERANCE * max(_LEAST_PART, sqrt(_FIRST_INTERVAL / self.interval))
-        if must_go or slowest_s(shares) < (1 - tolerance) * slowest_s(self.shares):
+        if must_go or _slowest_s(shares, believed) < (1 - tolerance) * slowest_s:
             self.shares, self.interval = shares, _FIRST_INTERVAL
+        elif self.interval == _LONGEST_INTERVAL:
+            self._try_more(speeds, believed, slowest_s)
         else:
             self.interval = min(2 * self.interval, _LONGEST_INTERVAL)
         return self.shares
+
+    def _try_more(
+        self, speeds: Sequence[float], seconds: Sequence[float], slowest_s: float
+    ) -> None:
+        """Set shares for a trial, if a trial is due and could shorten a step."""
+        self._until_trial -= 1
+        if self._until_trial > 0:
+            return
+        # If half of each rank's time is fixed, shares must change twice as much as in proportion.
+        used = [speed if own else 0.0 for speed, own in zip(speeds, self.shares, strict=True)]
+        ideal = [self._batch_size * speed / sum(used) for speed in used]
+        pairs = zip(ideal, self.shares, strict=True)
+        wanted = [max(one / 2, 2 * one - own) for one, own in pairs]
+        shares = apportion(self._batch_size, wanted, self._most)
+        halves = [(new + old) / 2 for new, old in zip(shares, self.shares, strict=True)]
+        if _slowest_s(halves, seconds) < (1 - _TOLERANCE * _LEAST_PART) * slowest_s:
+            self._tried_from = self.shares, slowest_s
+            self.shares, self.interval = shares, _FIRST_INTERVAL
+            self._pause *= 2
+            self._until_trial = self._pause
+
+
+def _slowest_s(shares: Sequence[float], seconds: Sequence[float | None]) -> float:
+    """Return the longest computing time of a rank; infinite if a rank with samples has None."""
+    own = [inf if one is None else one for one in seconds]
+    return max(share * one for share, one in zip(shares, own, strict=True) if share)

@@ -4,7 +4,7 @@
 
 Each round reverses the order of turns, so a machine that becomes slower affects all alternatives
 equally. The list of alternatives begins with the simplest. A later alternative is chosen only if
-the median step is faster by `_WORTH` and a rank-sum test confirms the difference: a tie selects the
+the median step is faster by `WORTH` and a rank-sum test confirms the difference: a tie selects the
 simpler alternative. While a later alternative's median is lower, but not significantly, or its
 fastest turn is faster, the two have further turns: another program may have slowed some turns.
 `Watch` detects when to choose again.
@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from math import sqrt
 from statistics import median
 
-_WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
+WORTH = 0.02  # a later alternative is chosen only if it is faster by this fraction
 HOPELESS = 1.15  # alternatives slower than the fastest by this factor have no further turns
 # Replaces `HOPELESS` after an alternative's first turn, which warm-up and other programs may slow.
 # `HOPELESS` applies even then if the alternative is in `unlikely`: predicted to be slow.
@@ -198,7 +198,7 @@ def _differ(steps: Sequence[float], others: Sequence[float], change: float) -> b
 def is_faster(
     steps: Sequence[float],
     others: Sequence[float],
-    worth: float = _WORTH,
+    worth: float = WORTH,
     deviations: float = _SIGNIFICANT,
 ) -> bool:
     """Whether `steps` are significantly faster than `others`, with a median lower by `worth`.

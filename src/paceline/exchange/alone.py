@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from paceline.core.turns import HOPELESS, is_faster
+from paceline.core.turns import HOPELESS, WORTH, is_faster
 from paceline.exchange.replica import ModelReplica, SingleReplica
 from paceline.exchange.setup import TrainingSetup
 from paceline.exchange.step import Share, train_step
@@ -30,8 +30,9 @@ _NUM_SETTLING_ALONE, _NUM_TIMED_ALONE = 1, 3
 # is predicted to be fastest has a predicted ratio above `_FAR_PREDICTED`, none is tried. If its
 # measured ratio is above `_FAR`, others are tried only if predicted below `_NEAR_PREDICTED`.
 _FAR, _FAR_PREDICTED, _NEAR_PREDICTED = 1.3, 2.0, 1.2
-# Timing ends early if one of the two (alone or together) is clearly faster: by the fraction
-# `_VERY_CLEAR` after two steps, or by the fraction `_CLEAR` after four.
+# Timing ends early if one of the two (alone or together) is faster by the fraction `_VERY_CLEAR`
+# after two steps, or by the fraction `WORTH` after four. The rank alone has a second turn unless
+# the difference is at least the fraction `_CLEAR`.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
 # All ranks have a second turn if they were predicted to take less than this fraction of the time
 # alone, but took 1 to `_FAR` times as long: another program may have slowed the first turn.
@@ -98,7 +99,7 @@ def compare_with_alone(
     if predicted_s[first] > _FAR_PREDICTED * median(alone_s):
         return Comparison(median(alone_s), {first: predicted_s[first]}, True, is_predicted=True)
     seconds = {first: together(first)}
-    if not _is_clear(alone_s, seconds[first]):
+    if not _is_clear(alone_s, seconds[first], _CLEAR):
         alone_s += alone()
     is_close = median(seconds[first]) <= _FAR * median(alone_s)
     for name in others:
@@ -118,9 +119,7 @@ def _is_faster_than_each(alone_s: Sequence[float], seconds: Mapping[str, Sequenc
     return all(is_faster(alone_s, steps) for steps in seconds.values())
 
 
-def _is_clear(
-    alone_s: Sequence[float], together_s: Sequence[float], difference: float = _CLEAR
-) -> bool:
+def _is_clear(alone_s: Sequence[float], together_s: Sequence[float], difference: float) -> bool:
     pairs = (alone_s, together_s), (together_s, alone_s)
     return any(is_faster(one, other, difference) for one, other in pairs)
 
@@ -141,7 +140,7 @@ def _steps_together(step: Step, group: Group, alone_s: Sequence[float]) -> list[
     seconds = _steps(step, group, _NUM_TIMED // 2)
     if not _is_clear(alone_s, seconds, _VERY_CLEAR):
         seconds += _steps(step, group, _NUM_TIMED // 2)
-    if not _is_clear(alone_s, seconds):
+    if not _is_clear(alone_s, seconds, WORTH):
         seconds += _steps(step, group, _NUM_TIMED)
     return seconds
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 import torch
@@ -155,6 +155,8 @@ class BalancedShares:
         self._sampler, self._group, self._meter, self._admit = sampler, group, meter, admit
         self.balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
         self._left = _NUM_WARM_UP + self.balance.interval
+        # each rank's number of samples in its passes before the last change of the shares
+        self._before: list[int | None] = []
 
     def step(self) -> None:
         """Begin a step; every few steps, agree on each rank's number of samples; collective."""
@@ -162,11 +164,17 @@ class BalancedShares:
         if self._left >= 0:
             return
         sampler, balance = self._sampler, self.balance
-        rows = self._group.gather([self._meter.seconds_per_sample(), sampler.drawn])
+        meter = self._meter
+        rows = self._group.gather([meter.seconds_per_sample(), sampler.drawn, meter.num_samples])
+        last = [num_samples for _, _, num_samples in rows]
+        if None not in last and last == self._before:
+            # Most of these batches had been prefetched before the shares changed.
+            self._left = balance.interval - 1
+            return
         known_before = None not in balance.samples_per_s
         balance.shares = sampler.shares  # a sampler that resumed from a checkpoint has others
         # all ranks record the same speeds, so all ranks compute the same shares
-        shares = balance.record([seconds for seconds, _ in rows])
+        shares = balance.record([seconds for seconds, _, _ in rows])
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
             for rank in self._admit(speeds, sampler):
@@ -175,8 +183,9 @@ class BalancedShares:
             if self._group.rank == 0:
                 before, after = (" + ".join(map(str, one)) for one in (sampler.shares, shares))
                 logger.info("balance: %s samples from now on, before %s", after, before)
-            epoch, step = max(place for _, place in rows)
+            epoch, step = max(place for _, place, _ in rows)
             sampler.update(shares, (epoch, step))
+            self._before = last
         self._left = balance.interval - 1
 
 
@@ -189,6 +198,7 @@ class SpeedMeter:
         # module's forward, begin and end of its backward).
         self._passes = deque[tuple[int, list[Any]]](maxlen=_MOST_PASSES)
         self._num_warm_up = _NUM_WARM_UP
+        self.num_samples: int | None = None  # in most of the passes that were timed
 
     def watch(self, outputs: Sequence[Tensor], num_samples: int, marks: list[Any]) -> None:
         """Append two times to `marks`: when backward reaches `outputs`, and when backward ends."""
@@ -211,8 +221,14 @@ class SpeedMeter:
             output.register_hook(reached)
 
     def seconds_per_sample(self) -> float | None:
-        """Return the median seconds per sample since the last call; None if nothing was timed."""
-        passes = list(self._passes)
+        """Return the median seconds per sample since the last call; None if nothing was timed.
+
+        Uses only the most frequent number of samples, `num_samples`, because fixed costs make
+        seconds per sample depend on it.
+        """
+        if self._passes:
+            self.num_samples = mode(num_samples for num_samples, _ in self._passes)
+        passes = [one for one in self._passes if one[0] == self.num_samples]
         self._passes.clear()
         # convert all marks in one call, because each call waits for the GPU
         times = self.clock.seconds([mark for _, marks in passes for mark in marks])
