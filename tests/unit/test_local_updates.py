@@ -14,13 +14,19 @@ from refusals import refused
 from rounds import STEP, InFragments, adamw, inner_step, loop, loss_of, naive, net, of_torch, vector
 
 
-def trained(num_steps: list[int], options: list[dict[str, Any]]) -> Tensor:
+def trained(num_steps: list[int], options: list[dict[str, Any]], weighs: bool = False) -> Tensor:
     rank = dist.get_rank()
     model, optimizers, step = loop(rank)
-    with paceline.LocalUpdates(model, optimizers, **options[rank]):
+    with paceline.LocalUpdates(model, optimizers, **options[rank]) as updates:
         for number in range(num_steps[rank]):
+            updates.weight = weight_of(rank, number) if weighs else 1.0
             step(number)
     return vector(model)
+
+
+def weight_of(rank: int, number: int) -> float:
+    """Return a weight that differs by rank and step, so that a lost weight changes the mean."""
+    return 1.0 + rank * number
 
 
 @pytest.mark.parametrize(
@@ -108,6 +114,7 @@ def saved(folder: str, num_steps: int, options: list[dict[str, Any]], ends: bool
     model, optimizers, step = loop(rank)
     updates = paceline.LocalUpdates(model, optimizers, **options[rank])
     for number in range(num_steps):
+        updates.weight = weight_of(rank, number)
         step(number)
     if ends:
         updates.close()
@@ -127,6 +134,7 @@ def resumed(path: str, num_steps: int, options: list[dict[str, Any]]) -> tuple[T
             part.load_state_dict(state[name])
         sent_before = updates.num_exchanges
         for number in range(updates.num_steps, num_steps):
+            updates.weight = weight_of(rank, number)
             inner_step(model, optimizer, rank, number)
         sent = updates.num_exchanges - sent_before
     return vector(model), sent
@@ -140,7 +148,7 @@ def test_a_saved_state_resumes_bit_for_bit_even_while_a_fragment_travels(
     options = [{"sync_every": 6, "fragments": 2, "delay": 2, "codec": codec, **STEP}] * 2
     pair(saved, str(tmp_path), at, options, False)
     found = pair(resumed, f"{tmp_path}/{{rank}}", 14, options)
-    expected = pair(trained, [14, 14], options)
+    expected = pair(trained, [14, 14], options, True)
     assert all(torch.equal(own, other) for (own, _), other in zip(found, expected, strict=True))
 
 
