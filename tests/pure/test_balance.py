@@ -140,13 +140,26 @@ def test_shares_that_fixed_costs_hold_are_left_by_a_trial() -> None:
 def test_a_trial_that_does_not_help_is_undone_and_repeated_ever_more_rarely() -> None:
     balance, tried, steps = Balance(16, 2), 0, 0
     balance.shares = (14, 2)
-    while steps < 4000:
+    while steps < 2400:
         steps += balance.interval
         # with a third sample, the second rank needs more memory than its cache has
         balance.record([26.0, 130.0 if balance.shares[1] == 2 else 200.0])
         tried += balance.shares != (14, 2)
     assert 1 <= tried <= 6
-    assert balance.record([26.0, 13.0]) != (14, 2)
+    # Another speed is a reason to try again soon.
+    rounds(balance, [0.0] * 2, [26.0, 26.0], 5)
+    balance.shares = (14, 2)
+    rounds(balance, [0.0, 120.0], [26.0, 74.0], 12)
+    assert balance.shares == (13, 3)
+
+
+def test_a_rank_that_is_excluded_during_a_trial_gets_no_samples_back() -> None:
+    balance = Balance(16, 2)
+    balance.shares = (14, 2)
+    while balance.record([26.0, 130.0]) == (14, 2):
+        pass
+    assert balance.exclude(1) == (16, 0)
+    assert balance.record([26.0, None]) == (16, 0)
 
 
 @given(bounded(), st.floats(0, 1e6))

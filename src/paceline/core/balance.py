@@ -131,12 +131,12 @@ class Balance:
             0.0 if rank in self._excluded else 1 / seconds for rank, seconds in enumerate(believed)
         ]
         shares = apportion(self._batch_size, speeds, self._most)
-
         slowest_s = _slowest_s(self.shares, believed)
         must_go = any(self.shares[rank] for rank in self._excluded)
         tolerance = _TOLERANCE * max(_LEAST_PART, sqrt(_FIRST_INTERVAL / self.interval))
         if must_go or _slowest_s(shares, believed) < (1 - tolerance) * slowest_s:
             self.shares, self.interval = shares, _FIRST_INTERVAL
+            self._tried_from, self._until_trial, self._pause = None, 0, 1
         elif self.interval == _LONGEST_INTERVAL:
             self._try_more(speeds, believed, slowest_s)
         else:
