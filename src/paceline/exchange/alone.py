@@ -34,8 +34,8 @@ _FAR, _FAR_PREDICTED, _NEAR_PREDICTED = 1.3, 2.0, 1.2
 # after two steps, or by the fraction `WORTH` after four. The rank alone has a second turn unless
 # the difference is at least the fraction `_CLEAR`.
 _CLEAR, _VERY_CLEAR = 0.1, 0.25
-# All ranks have a second turn if they were predicted to take less than this fraction of the time
-# alone, but took 1 to `_FAR` times as long: another program may have slowed the first turn.
+# Steps of all ranks are timed once more if they were predicted to take less than this fraction of
+# the time alone, but took 1 to `_FAR` times as long: another program may have slowed them.
 _CONTRADICTED = 0.95
 _LONGEST_WAIT_S = 0.5
 Step = Callable[[], object]
