@@ -157,16 +157,22 @@ class Prefetching(SpeedMeter):
         return (0.12 / self.num_samples + 0.074) if self.sampler.rank else 0.026
 
 
-def shares_of_prefetched_batches() -> tuple[int, ...]:
+def shares_of_prefetched_batches() -> tuple[tuple[int, ...], tuple[int, ...]]:
     group = joined(torch.device("cpu"), 30.0)
     sampler = BalancedSampler(160, 16, group.rank, 2)
     sampler.update((14, 2))
-    shares = BalancedShares(sampler, group, Prefetching(sampler), lambda *_: ())
+    meter = Prefetching(sampler)
+    shares = BalancedShares(sampler, group, meter, lambda *_: ())
     for _ in range(200):
         shares.step()
-    return sampler.shares
+    first = sampler.shares
+    sampler.update((14, 2), sampler.drawn)  # as a loaded checkpoint does
+    meter.drawn = [sampler.shares[group.rank]] * 2
+    for _ in range(500):
+        shares.step()
+    return first, sampler.shares
 
 
 def test_shares_are_changed_only_by_times_of_the_current_shares(pair):
     # with 14 + 2 samples, rank 0 needs 364 ms; with 13 + 3, rank 1 needs 342 ms
-    assert pair(shares_of_prefetched_batches) == [(13, 3), (13, 3)]
+    assert pair(shares_of_prefetched_batches) == [((13, 3), (13, 3))] * 2

@@ -84,9 +84,9 @@ class Balance:
         self.shares = apportion(batch_size, [1.0] * num_ranks, most)
         self.interval = _FIRST_INTERVAL
         self._tried_from: tuple[tuple[int, ...], float] | None = None  # old shares, their seconds
-        # Number of calls of `record`, of those at the longest interval, until the next trial.
-        self._until_trial = 0
-        self._pause = 1  # the same number right after a trial; each trial doubles it
+        # Once `interval` is at its maximum, each `record` counts `_until_trial` down; a trial can
+        # start at 0. After a trial it starts again at `_pause`, which each trial doubles.
+        self._until_trial, self._pause = 0, 1
 
     @property
     def samples_per_s(self) -> tuple[float | None, ...]:
@@ -157,7 +157,7 @@ class Balance:
         pairs = zip(ideal, self.shares, strict=True)
         wanted = [max(one / 2, 2 * one - own) for one, own in pairs]
         shares = apportion(self._batch_size, wanted, self._most)
-        # with half of its time fixed, a rank takes as long as for this many samples without
+        # If half of a rank's time is fixed, its predicted time is that of (new + old) / 2 samples.
         halves = [(new + old) / 2 for new, old in zip(shares, self.shares, strict=True)]
         if _slowest_s(halves, seconds) < (1 - _TOLERANCE * _LEAST_PART) * slowest_s:
             self._tried_from = self.shares, slowest_s

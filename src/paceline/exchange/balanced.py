@@ -168,9 +168,10 @@ class BalancedShares:
         rows = self._group.gather([meter.seconds_per_sample(), sampler.drawn, meter.num_samples])
         last = [num_samples for _, _, num_samples in rows]
         if None not in last and last == self._before:
-            # Most of these batches had been prefetched before the shares changed.
+            # DataLoaders had prefetched most of these batches before the shares changed.
             self._left = balance.interval - 1
             return
+        self._before = []
         known_before = None not in balance.samples_per_s
         balance.shares = sampler.shares  # a sampler that resumed from a checkpoint has others
         # all ranks record the same speeds, so all ranks compute the same shares
