@@ -1,8 +1,8 @@
 """Time codecs on the CPU against bitsandbytes, `torch.add_` and `copy_`, on the same values.
 
 Each round runs every variant once, after a warm-up run, in a new random order. Kernels write into
-existing tensors; whole calls, of ours and bitsandbytes, allocate new tensors. glibc returns large
-freed tensors to the system and gets new memory page by page, which can take longer than decoding.
+existing tensors; whole calls, of ours and bitsandbytes, allocate new tensors. malloc keeps freed
+memory, as in Paceline's ranks: page faults of a new tensor would take longer than its decoding.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +20,7 @@ from figures import shown, spread
 from figures import table as markdown
 from paceline.codecs.names import find_codec
 from paceline.codecs.quantization import table
+from paceline.links.memory import keep_memory
 from paceline.links.rendezvous import process_group
 from paceline.native import Codebook
 from ranks import DEADLINE_S, Variant, alternate, timed
@@ -32,12 +33,12 @@ _BLOCK_SIZE = 1024
 _SETS = ("avx512", "avx2", "portable")
 _THEIRS = "bitsandbytes"
 _FLOAT32 = 4.0  # bytes per value
-_INSTALL = "pip install --no-deps --target build/bitsandbytes -r benchmarks/codecs/requirements.txt"
 Timed = tuple[Callable[[], object], float]  # and the bytes per value that it reads and writes
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Return each variant's seconds and bytes per value, and its ratios to bitsandbytes."""
+    keep_memory()
     count, rounds = (_QUICK_COUNT, _QUICK_ROUNDS) if quick else (_COUNT, _ROUNDS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     groups = (_kernels, _whole_calls, _bitsandbytes, _torch)
@@ -86,7 +87,7 @@ def _whole_calls(values: Tensor) -> Iterator[tuple[str, Timed]]:
 
 def _bitsandbytes(values: Tensor) -> Iterator[tuple[str, Timed]]:
     if find_spec(_THEIRS) is None:
-        print(f"{_THEIRS} is left out, because it is not installed: {_INSTALL}", flush=True)
+        print(f"{_THEIRS} is left out: see benchmarks/codecs/requirements.txt", flush=True)
         return
     functional = import_module(f"{_THEIRS}.functional")
     encode = partial(functional.quantize_blockwise, values, blocksize=_BLOCK_SIZE)
