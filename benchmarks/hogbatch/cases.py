@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import log
+from math import inf, log
 from typing import Any, NamedTuple
 
 import torch
@@ -64,11 +64,11 @@ _RACE = Race("mlp-54-256-256-2", 2, 0.28, 12)  # a small model, for a hundred ru
 _QUICK_RACE = Race(_QUICK_MODEL, 10, 0.6, 4)
 
 
-def seconds_to_loss(quick: bool, **values: Any) -> dict[str, float | None]:
-    """Train until the target loss; return the seconds to it, None if it was missed, and samples/s.
+def seconds_to_loss(quick: bool, **values: Any) -> dict[str, float]:
+    """Train until the target loss; return the seconds to it, infinity if missed, and samples/s.
 
-    The time at which the loss crosses the target is interpolated. All values are None if the loss
-    is not finite.
+    The time at which the loss crosses the target is interpolated. It is infinite, with 0 samples/s,
+    if the learning rate is too high.
     """
     race = _QUICK_RACE if quick else _RACE
     data = _QUICK_DATA if quick else covtype_like(_NUM_OF_RACE)
@@ -79,15 +79,15 @@ def seconds_to_loss(quick: bool, **values: Any) -> dict[str, float | None]:
     except InvalidInput as error:
         if not str(error).startswith("learning_rate: "):
             raise
-        return {"seconds": None, "samples_per_s": None}
+        return {"seconds": inf, "samples_per_s": 0.0}
     return {"seconds": _reached(race, outcome.epochs), "samples_per_s": outcome.samples_per_s}
 
 
-def _reached(race: Race, epochs: Sequence[Epoch]) -> float | None:
+def _reached(race: Race, epochs: Sequence[Epoch]) -> float:
     began_s, before = 0.0, log(race.num_classes)
     for epoch in epochs:
         if epoch.test_loss <= race.loss:
             share = (before - race.loss) / (before - epoch.test_loss)
             return began_s + epoch.seconds * share
         began_s, before = began_s + epoch.seconds, epoch.test_loss
-    return None
+    return inf
