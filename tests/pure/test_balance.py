@@ -110,6 +110,14 @@ def test_noise_does_not_change_the_shares() -> None:
     assert balance.interval == 64
 
 
+def test_shares_stay_while_another_split_would_hardly_shorten_a_step() -> None:
+    balance = Balance(64, 2)
+    # 32 samples take 32 and 64 ms; the best split saves 21 ms.
+    assert balance.record([1e-3, 2e-3], step_s=0.5) == (32, 32)
+    assert balance.interval == 8
+    assert balance.record([1e-3, 2e-3], step_s=0.3) == (43, 21)
+
+
 def test_a_noisy_first_measurement_is_corrected_by_longer_ones() -> None:
     balance = Balance(512, 2)
     balance.record([1.0, 1.11])

@@ -67,8 +67,8 @@ class Balance:
 
     `shares`: each rank's number of samples, equal at first; the caller may set other numbers.
     `most`: the largest number that each rank's memory allows. Every `interval` steps the caller
-    passes each rank's seconds per sample to `record`. `record` changes the shares only if the
-    slowest rank would finish earlier by more than a tolerance, so that noise does not change them.
+    passes each rank's seconds per sample to `record`. `record` changes the shares only if a step
+    would be shorter by more than a tolerance, so that noise does not change them.
     The tolerance shrinks as `interval` grows, because longer measurements have less noise. Shares
     need several calls to converge, because fixed costs make seconds per sample depend on the share.
     If shares are stable but a rank waits for the others, `record` tries a larger change for one
@@ -84,6 +84,7 @@ class Balance:
         self.shares = apportion(batch_size, [1.0] * num_ranks, most)
         self.interval = _FIRST_INTERVAL
         self._tried_from: tuple[tuple[int, ...], float] | None = None  # old shares, their seconds
+        self._step_s = 0.0  # that of the last `record`
         # Once `interval` is at its maximum, each `record` counts `_until_trial` down; a trial can
         # start at 0. After a trial it starts again at `_pause`, which each trial doubles.
         self._until_trial, self._pause = 0, 1
@@ -93,12 +94,14 @@ class Balance:
         """The estimated samples per second of each rank; None before its first measurement."""
         return tuple(None if seconds is None else 1 / seconds for seconds in self._seconds)
 
-    def record(self, seconds: Sequence[float | None]) -> tuple[int, ...]:
+    def record(self, seconds: Sequence[float | None], step_s: float = 0.0) -> tuple[int, ...]:
         """Record each rank's seconds per sample, and return the new shares.
 
-        `seconds`: None for a rank without samples. Also sets `interval`, the number of steps until
-        the next call, which doubles while the shares do not change.
+        `seconds`: None for a rank without samples. `step_s`: the seconds of a step with its
+        exchange and its waits, if known. Also sets `interval`, the number of steps until the next
+        call, which doubles while the shares do not change.
         """
+        self._step_s = step_s
         tried_from, self._tried_from = self._tried_from, None
         if tried_from is not None:
             old_shares, old_s = tried_from
@@ -135,7 +138,7 @@ class Balance:
         slowest_s = _slowest_s(self.shares, believed)
         must_go = any(self.shares[rank] for rank in self._excluded)
         tolerance = _TOLERANCE * max(_LEAST_PART, sqrt(_FIRST_INTERVAL / self.interval))
-        if must_go or _slowest_s(shares, believed) < (1 - tolerance) * slowest_s:
+        if must_go or self._shortens(_slowest_s(shares, believed), slowest_s, tolerance):
             self.shares, self.interval = shares, _FIRST_INTERVAL
             self._tried_from, self._until_trial, self._pause = None, 0, 1
         elif self.interval == _LONGEST_INTERVAL:
@@ -159,11 +162,15 @@ class Balance:
         shares = apportion(self._batch_size, wanted, self._most)
         # If half of a rank's time is fixed, its predicted time is that of (new + old) / 2 samples.
         halves = [(new + old) / 2 for new, old in zip(shares, self.shares, strict=True)]
-        if _slowest_s(halves, seconds) < (1 - _TOLERANCE * _LEAST_PART) * slowest_s:
+        if self._shortens(_slowest_s(halves, seconds), slowest_s, _TOLERANCE * _LEAST_PART):
             self._tried_from = self.shares, slowest_s
             self.shares, self.interval = shares, _FIRST_INTERVAL
             self._pause *= 2
             self._until_trial = self._pause
+
+    def _shortens(self, new_s: float, slowest_s: float, tolerance: float) -> bool:
+        """Whether `new_s` instead of `slowest_s` shortens a step by more than the tolerance."""
+        return slowest_s - new_s > tolerance * max(slowest_s, self._step_s)
 
 
 def _slowest_s(shares: Sequence[float], seconds: Sequence[float | None]) -> float:

@@ -7,6 +7,7 @@ loss terms that depend only on parameters, such as weight decay, are not scaled.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -155,18 +156,26 @@ class BalancedShares:
         self._sampler, self._group, self._meter, self._admit = sampler, group, meter, admit
         self.balance = Balance(sampler.batch_size, sampler.world_size, sampler.most)
         self._left = _NUM_WARM_UP + self.balance.interval
+        self._began_s: float | None = None  # when the last step began
+        self._steps_s = deque[float](maxlen=_MOST_PASSES)  # of the steps since the last agreement
         # each rank's number of samples in its passes before the last change of the shares
         self._before: list[int | None] = []
 
     def step(self) -> None:
         """Begin a step; every few steps, agree on each rank's number of samples; collective."""
+        now_s = time.monotonic()
+        if self._began_s is not None:
+            self._steps_s.append(now_s - self._began_s)
+        self._began_s = now_s
         self._left -= 1
         if self._left >= 0:
             return
         sampler, balance = self._sampler, self.balance
-        meter = self._meter
-        rows = self._group.gather([meter.seconds_per_sample(), sampler.drawn, meter.num_samples])
-        last = [num_samples for _, _, num_samples in rows]
+        meter, own_s = self._meter, median(self._steps_s)
+        self._steps_s.clear()
+        measured = [meter.seconds_per_sample(), sampler.drawn, meter.num_samples, own_s]
+        rows = self._group.gather(measured)
+        last = [num_samples for _, _, num_samples, _ in rows]
         if None not in last and last == self._before:
             # DataLoaders had prefetched most of these batches before the shares changed.
             self._left = balance.interval - 1
@@ -175,7 +184,8 @@ class BalancedShares:
         known_before = None not in balance.samples_per_s
         balance.shares = sampler.shares  # a sampler that resumed from a checkpoint has others
         # all ranks record the same speeds, so all ranks compute the same shares
-        shares = balance.record([seconds for seconds, _, _ in rows])
+        step_s = min(own_s for *_, own_s in rows)
+        shares = balance.record([seconds for seconds, *_ in rows], step_s)
         speeds = [speed for speed in balance.samples_per_s if speed is not None]
         if not known_before and len(speeds) == self._group.world_size:
             for rank in self._admit(speeds, sampler):
@@ -184,7 +194,7 @@ class BalancedShares:
             if self._group.rank == 0:
                 before, after = (" + ".join(map(str, one)) for one in (sampler.shares, shares))
                 logger.info("balance: %s samples from now on, before %s", after, before)
-            epoch, step = max(place for _, place, _ in rows)
+            epoch, step = max(place for _, place, *_ in rows)
             sampler.update(shares, (epoch, step))
             self._before = last
         self._left = balance.interval - 1
