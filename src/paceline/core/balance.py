@@ -169,7 +169,7 @@ class Balance:
             self._until_trial = self._pause
 
     def _shortens(self, new_s: float, slowest_s: float, tolerance: float) -> bool:
-        """Whether `new_s` instead of `slowest_s` shortens a step by more than the tolerance."""
+        """Return whether a step gains more than the tolerance if its slowest rank takes `new_s`."""
         return slowest_s - new_s > tolerance * max(slowest_s, self._step_s)
 
 
